@@ -1,0 +1,45 @@
+"""A whole schedule: build, waits, plan, waits."""
+from __future__ import annotations
+
+from sim.build import saved
+from sim.build.backward import Backward
+from sim.build.emit import Emit
+from sim.build.forward import Forward
+from sim.build.loss import loss
+from sim.layout import Layout, chunks, pad
+from sim.model import Model
+from sim.plan import plan
+from sim.schedule import Schedule
+from sim.strategy import Strategy
+from sim.waits import add_waits
+
+REQUIRE = {
+    "fwd": ("y",),
+    "loss": ("dx", "loss", "dnormf", "dWhead"),
+    "bwd": ("dx", "dnorm1", "dWq", "dWkv", "dWo", "dnorm2", "dWgu", "dWd"),
+}
+
+
+def draft(model: Model, strategy: Strategy, seq: int, dtype: str = "bf16") -> Schedule:
+    """Ops and buffers, without waits or offsets. Raises UserError where model, strategy and S do not fit together."""
+    strategy.check(model, seq)
+    seq = pad(seq, strategy.sp)
+    layout, parts = Layout(model, strategy.sp, dtype), chunks(seq, min(strategy.chunk, seq))
+
+    def emit(name: str) -> Emit:
+        return Emit(name, layout, parts, strategy.host_sync == "region")
+
+    regions = {"fwd": Forward(emit("fwd"), strategy).build(), "loss": loss(emit("loss"), strategy), "bwd": Backward(emit("bwd"), strategy).build()}
+    return Schedule(
+        model, seq, strategy.sp, min(strategy.chunk, seq), dtype, regions,
+        saved.declare(layout, parts, strategy.offload), dict(REQUIRE),
+    )
+
+
+def build(model: Model, strategy: Strategy, seq: int, dtype: str = "bf16", reuse: bool = True) -> Schedule:
+    """The schedule that lint, simulator and engine read. `reuse=False` gives every buffer space of its own."""
+    schedule = draft(model, strategy, seq, dtype)
+    add_waits(schedule)
+    plan(schedule, reuse)
+    add_waits(schedule)
+    return schedule

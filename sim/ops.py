@@ -1,0 +1,368 @@
+"""Every op kind, once: its operands, its FLOPs and bytes, its workspace, and what its outputs stand for.
+
+A kind is one entry here and one launcher in the engine, and nothing else. What outputs stand for is a small algebra: a value
+is a tuple (tensor, chunk, coverage, layout). layout is t (token-sharded) or h (head-sharded); at P = 1 both are h. coverage is
+a bit mask: of KV chunks for o and dq, of query chunks for dkv, of chunks for weight gradients, 1 | 2 (q part, kv part) for dx.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sim.errors import UserError
+from sim.layout import ITEM
+from sim.schedule import Op, Schedule
+
+FLAGS = ("causal",)
+"""Arguments that are present or absent; all others are name=number."""
+
+
+class DataError(Exception):
+    """An op was given something else than it needs; str() says what."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an op costs, independent of any machine."""
+
+    gemm_flops: int = 0
+    attn_flops: int = 0
+    hbm_bytes: int = 0
+    link_bytes: int = 0
+    """Bytes over PCIe (copies) or sent over the GPU interconnect by one rank (all-to-alls)."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An op kind. Operand names end in ? where optional; `args` must be present."""
+
+    name: str
+    stream: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    args: tuple[str, ...]
+    work: Callable[[Op, Schedule], Work]
+    data: Callable[[Op, list, Schedule], list]
+    workspace: Callable[[Op, Schedule], int] = lambda op, s: 0
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def check(op: Op, where: str = "") -> None:
+    """Stream, operand counts and arguments of an op fit its kind. Raises UserError."""
+    kind = KINDS[op.kind]
+    if op.stream != kind.stream:
+        raise UserError(f"{where}{op.id} is on stream {op.stream}; a {op.kind} runs on {kind.stream}")
+    for what, given, names in (("reads", op.reads, kind.reads), ("writes", op.writes, kind.writes)):
+        least = sum(not n.endswith("?") for n in names)
+        variadic = bool(names) and names[-1] == "..."
+        if len(given) < least - variadic or (len(given) > len(names) and not variadic):
+            raise UserError(f"{where}{op.id} {what} {len(given)} buffers; a {op.kind} {what}: {' '.join(names) or 'nothing'}")
+    for name in kind.args:
+        if op.args.get(name, 0) < (0 if name == "at" else 1):
+            raise UserError(f"{where}{op.id} needs {name}= with a positive number; a {op.kind} takes {' '.join(f'{a}=' for a in kind.args)}")
+
+
+def key(op: Op) -> str:
+    """The name of an op's cost curve: its kind, and for attention what else changes its speed per FLOP."""
+    name = op.kind
+    if name == "attn" and len(op.reads) > 2:
+        name += "+merge"
+    if name == "attn_bwd":
+        name += "+merge" * sum(w in op.reads for w in op.writes)
+    return name + (".causal" if op.args.get("causal") else "")
+
+
+# ---- what an output stands for ------------------------------------------------------------------------------------------
+
+def initial(name: str, s: Schedule):
+    """What an argument buffer holds before a region runs, or None if it is an output."""
+    base, _, rest = name.partition("[")
+    if base in ("x", "dy", "label"):
+        return (base, int(rest[:-1]), 0, "t" if s.P > 1 else "h")
+    if base.startswith(("W", "norm")):
+        return (base, 0, 0, "W")
+    return None
+
+
+def complete(name: str, i: int | None, s: Schedule):
+    """What a required output must stand for at the end of its region."""
+    if i is None:
+        return (name, 0, (1 << len(s.chunks) * (2 if name == "dnorm1" else 1)) - 1, "W")
+    return (name, i, {"y": 0, "dx": 3}[name], "t" if s.P > 1 else "h")
+
+
+def _want(op: Op, value, tensor: str, layout: str, s: Schedule, chunk: int | None = None, cover: int | None = None):
+    layout = "h" if layout == "t" and s.P == 1 else layout
+    good = value is not None and value[0] == tensor and value[3] == layout
+    if not good or (chunk is not None and value[1] != chunk) or (cover is not None and value[2] != cover):
+        need = tensor if chunk is None else f"{tensor} of chunk {chunk}"
+        raise DataError(f"{op.id} needs {need}{' in full' if cover else ''}{'' if good else f' ({_LAYOUT[layout]})'}, but is given {describe(value)}")
+    return value
+
+
+_LAYOUT = {"t": "token-sharded", "h": "head-sharded", "W": "a weight"}
+
+
+def describe(value) -> str:
+    """A value in words."""
+    if value is None:
+        return "nothing written"
+    tensor, chunk, cover, layout = value
+    if layout == "W":
+        return tensor
+    bits = [k for k in range(cover.bit_length()) if cover >> k & 1]
+    return f"{tensor} of chunk {chunk}" + (f" covering {bits}" if cover else "")
+
+
+def _causal(i: int) -> int:
+    return (2 << i) - 1
+
+
+def _tok(s: Schedule) -> str:
+    return "t" if s.P > 1 else "h"
+
+
+def _length(op: Op, arg: str, chunk: int, s: Schedule) -> None:
+    if not chunk < len(s.chunks) or op.args[arg] != s.chunks[chunk][1]:
+        raise DataError(f"{op.id} says {arg}={op.args[arg]}, but chunk {chunk} has {s.chunks[chunk][1]} tokens")
+
+
+def _place(op: Op, chunk: int, s: Schedule) -> None:
+    _length(op, "n", chunk, s)
+    if op.args["at"] != s.chunks[chunk][0]:
+        raise DataError(f"{op.id} says at={op.args['at']}, but chunk {chunk} begins at token {s.chunks[chunk][0]}")
+
+
+def _weights(op: Op, values: list, first: int, names: tuple[str, ...], s: Schedule) -> None:
+    for value, name in zip(values[first:first + len(names)], names):
+        _want(op, value, name, "W", s)
+
+
+def _grads(op: Op, values: list, names: tuple[str, ...], chunk: int, s: Schedule) -> list:
+    """Weight gradients: fresh ones stand for this chunk, accumulated ones for one chunk more. norm1 feeds q and kv, one bit each."""
+    result, given = [], dict(zip(op.reads, values))
+    for buffer, name in zip(op.writes[1:], names):
+        bit = 1 << (chunk + len(s.chunks) if name == "dnorm1" and op.kind == "kv_bwd" else chunk)
+        cover = 0
+        if buffer in given:
+            cover = _want(op, given[buffer], name, "W", s)[2]
+            if cover & bit:
+                raise DataError(f"{op.id} adds to {name} a chunk that it already has")
+        result.append((name, 0, cover | bit, "W"))
+    return result
+
+
+def _qkv(op, v, s):
+    i = _want(op, v[0], "x", "t", s)[1]
+    _weights(op, v, 1, ("norm1", "Wq", "Wkv"), s)
+    _place(op, i, s)
+    return [("q", i, 0, _tok(s)), ("kv", i, 0, _tok(s))]
+
+
+def _a2a(op, v, s):
+    (tensor, chunk, cover, layout), = v if v[0] is not None else [_want(op, None, "a tensor", "t", s)]
+    if layout == "W":
+        raise DataError(f"{op.id} needs a chunk of tokens, but is given {describe(v[0])}")
+    _length(op, "n", chunk, s)
+    return [(tensor, chunk, cover, "h" if layout == "t" else "t")]
+
+
+def _copy(op, v, s):
+    if v[0] is None:
+        raise DataError(f"{op.id} copies a buffer that holds nothing written")
+    if v[0][3] != "W":
+        _length(op, "n", v[0][1], s)
+    return [v[0]]
+
+
+def _attn(op, v, s):
+    i, j = _want(op, v[0], "q", "h", s)[1], _want(op, v[1], "kv", "h", s)[1]
+    _pair(op, i, j, s)
+    cover = 0
+    if len(v) > 2:
+        cover = _want(op, v[2], "o", "h", s, i)[2]
+        _want(op, v[3], "lse", "h", s, i, cover)
+    if cover >> j & 1:
+        raise DataError(f"{op.id} attends to KV chunk {j} twice for query chunk {i}")
+    cover |= 1 << j
+    return [("o", i, cover, "h"), ("lse", i, cover, "h")]
+
+
+def _pair(op, i, j, s):
+    _length(op, "q", i, s)
+    _length(op, "kv", j, s)
+    if j > i or bool(op.args.get("causal")) != (i == j):
+        mask = "causal" if op.args.get("causal") else "full"
+        raise DataError(f"{op.id} attends from query chunk {i} to KV chunk {j} with a {mask} mask; {'no pair is causal' if j > i else 'it must be ' + ('causal' if i == j else 'full')}")
+
+
+def _proj(op, v, s):
+    i = _want(op, v[0], "o", "t", s)[1]
+    _want(op, v[0], "o", "t", s, i, _causal(i))
+    _want(op, v[1], "x", "t", s, i)
+    _weights(op, v, 2, ("Wo",), s)
+    _length(op, "n", i, s)
+    return [("h", i, 0, _tok(s))]
+
+
+def _ffn(op, v, s):
+    i = _want(op, v[0], "h", "t", s)[1]
+    _weights(op, v, 1, ("norm2", "Wgu", "Wd"), s)
+    _length(op, "n", i, s)
+    return [("y", i, 0, _tok(s))]
+
+
+def _ce(op, v, s):
+    i = _want(op, v[0], "x", "t", s)[1]
+    _want(op, v[1], "label", "t", s, i)
+    _weights(op, v, 2, ("normf", "Whead"), s)
+    _length(op, "n", i, s)
+    return [("dx", i, 3, _tok(s))] + _grads(op, v, ("loss", "dnormf", "dWhead"), i, s)
+
+
+def _ffn_bwd(op, v, s):
+    i = _want(op, v[0], "h", "t", s)[1]
+    _want(op, v[1], "dy", "t", s, i)
+    _weights(op, v, 2, ("norm2", "Wgu", "Wd"), s)
+    _length(op, "n", i, s)
+    return [("dh", i, 0, _tok(s))] + _grads(op, v, ("dnorm2", "dWgu", "dWd"), i, s)
+
+
+def _proj_bwd(op, v, s):
+    i = _want(op, v[0], "dh", "t", s)[1]
+    _want(op, v[1], "o", "t", s, i, _causal(i))
+    _weights(op, v, 2, ("Wo",), s)
+    _length(op, "n", i, s)
+    return [("do", i, 0, _tok(s))] + _grads(op, v, ("dWo",), i, s)
+
+
+def _attn_bwd(op, v, s):
+    i, j = _want(op, v[0], "q", "h", s)[1], _want(op, v[1], "kv", "h", s)[1]
+    _pair(op, i, j, s)
+    _want(op, v[2], "do", "h", s, i)
+    _want(op, v[3], "o", "h", s, i, _causal(i))
+    _want(op, v[4], "lse", "h", s, i, _causal(i))
+    given, covers = dict(zip(op.reads[5:], v[5:])), []
+    for buffer, tensor, own, other in ((op.writes[0], "dq", i, j), (op.writes[1], "dkv", j, i)):
+        cover = _want(op, given[buffer], tensor, "h", s, own)[2] if buffer in given else 0
+        if cover >> other & 1:
+            raise DataError(f"{op.id} adds pair ({i},{j}) to {tensor} of chunk {own} twice")
+        covers.append(cover | 1 << other)
+    return [("dq", i, covers[0], "h"), ("dkv", j, covers[1], "h")]
+
+
+def _q_bwd(op, v, s):
+    i = _want(op, v[0], "dq", "t", s)[1]
+    _want(op, v[0], "dq", "t", s, i, _causal(i))
+    _want(op, v[1], "x", "t", s, i)
+    _want(op, v[2], "dh", "t", s, i)
+    _weights(op, v, 3, ("norm1", "Wq"), s)
+    _place(op, i, s)
+    return [("dx", i, 1, _tok(s))] + _grads(op, v, ("dnorm1", "dWq"), i, s)
+
+
+def _kv_bwd(op, v, s):
+    i = _want(op, v[0], "dkv", "t", s)[1]
+    every = (1 << len(s.chunks)) - 1
+    _want(op, v[0], "dkv", "t", s, i, every & ~((1 << i) - 1))
+    _want(op, v[1], "x", "t", s, i)
+    _want(op, v[2], "dx", "t", s, i, 1)
+    _weights(op, v, 3, ("norm1", "Wkv"), s)
+    _place(op, i, s)
+    return [("dx", i, 3, _tok(s))] + _grads(op, v, ("dnorm1", "dWkv"), i, s)
+
+
+def _sync(op, v, s):
+    return []
+
+
+# ---- what an op costs ---------------------------------------------------------------------------------------------------
+
+def _gemm(weights: Callable, passes: int, moves: int, extra: Callable = lambda m: 0):
+    """passes GEMM passes over `weights(model)` parameters, `moves` activations of one hidden row read or written a token."""
+
+    def work(op: Op, s: Schedule) -> Work:
+        t, m, e = op.args["n"] // s.P, s.model, ITEM[s.dtype]
+        return Work(gemm_flops=2 * t * (passes * weights(m) + extra(m)), hbm_bytes=e * (moves * t * m.hidden + passes * weights(m)))
+
+    return work
+
+
+def _attn_work(passes: int):
+    """passes matmuls a query-key pair (forward 2, flash backward 5); a causal chunk pair counts half."""
+
+    def work(op: Op, s: Schedule) -> Work:
+        m, q, kv = s.model, op.args["q"], op.args["kv"]
+        flops = 2 * passes * q * kv * (m.heads // s.P) * m.head_dim // (2 if op.args.get("causal") else 1)
+        touched = sum(s.layout.size_bytes(r, n) for r, n in (("q", q), ("o", q), ("kv", kv)))
+        merged = s.layout.size_bytes("acc", q) * (3 if len(op.reads) > 2 and passes == 2 else 0)
+        if passes == 5:
+            merged = 3 * (s.layout.size_bytes("dq", q) + s.layout.size_bytes("dkv", kv))
+        return Work(attn_flops=flops, hbm_bytes=touched + merged)
+
+    return work
+
+
+def _link(op: Op, s: Schedule) -> Work:
+    """A copy between HBM and host moves the bytes of its host side, which is exact."""
+    side = next(b for b in op.reads + op.writes if b.endswith("@host"))
+    return Work(link_bytes=s.buffer(op.id.split(".", 1)[0], side).size_bytes)
+
+
+def _a2a_work(op: Op, s: Schedule) -> Work:
+    """Each rank sends all but its own part."""
+    role = s.buffer(op.id.split(".", 1)[0], op.reads[0]).role
+    return Work(link_bytes=s.layout.size_bytes(role, op.args["n"]) * (s.P - 1) // s.P)
+
+
+def _free(op: Op, s: Schedule) -> Work:
+    return Work()
+
+
+def _scratch(rows: Callable, sub: bool = False):
+    """Workspace of `rows(model, element bytes)` bytes a token of one sub-chunk."""
+
+    def workspace(op: Op, s: Schedule) -> int:
+        t = op.args["n"] // s.P
+        return -(-t // op.args["sub"] if sub else -t) * rows(s.model, ITEM[s.dtype])
+
+    return workspace
+
+
+def _attn_scratch(op: Op, s: Schedule) -> int:
+    if op.kind == "attn_bwd":
+        return s.layout.size_bytes("q", op.args["q"]) + s.layout.size_bytes("kv", op.args["kv"])
+    return s.layout.size_bytes("o", op.args["q"]) + s.layout.size_bytes("lse", op.args["q"])
+
+
+def _add(name, stream, reads, writes, args, work, data, workspace=lambda op, s: 0):
+    KINDS[name] = Kind(name, stream, tuple(reads.split()), tuple(writes.split()), tuple(args.split()), work, data, workspace)
+
+
+_add("qkv", "compute", "x norm1 Wq Wkv", "q kv", "n at",
+     _gemm(lambda m: m.hidden * (m.q_dim + 2 * m.kv_dim), 1, 6), _qkv,
+     _scratch(lambda m, e: e * (m.hidden + m.q_dim + 2 * m.kv_dim)))
+_add("a2a", "comm", "from", "to", "n", _a2a_work, _a2a)
+_add("offload", "d2h", "from", "to", "n", _link, _copy)
+_add("reload", "h2d", "from", "to", "n", _link, _copy)
+_add("attn", "compute", "q kv acc? lse?", "o lse", "q kv", _attn_work(2), _attn, _attn_scratch)
+_add("proj", "compute", "o x Wo", "h", "n", _gemm(lambda m: m.q_dim * m.hidden, 1, 4), _proj,
+     _scratch(lambda m, e: e * (m.q_dim + m.hidden)))
+_add("ffn", "compute", "h norm2 Wgu Wd", "y", "n sub", _gemm(lambda m: 3 * m.ffn * m.hidden, 1, 10), _ffn,
+     _scratch(lambda m, e: e * (2 * m.hidden + 3 * m.ffn), sub=True))
+_add("ce", "compute", "x label normf Whead loss? dnormf? dWhead?", "dx loss dnormf dWhead", "n sub",
+     _gemm(lambda m: m.vocab * m.hidden, 3, 8), _ce,
+     _scratch(lambda m, e: (2 * e + 8) * m.vocab + 3 * e * m.hidden, sub=True))
+_add("ffn_bwd", "compute", "h dy norm2 Wgu Wd dnorm2? dWgu? dWd?", "dh dnorm2 dWgu dWd", "n sub",
+     _gemm(lambda m: 3 * m.ffn * m.hidden, 2, 16, lambda m: 2 * m.ffn * m.hidden), _ffn_bwd,
+     _scratch(lambda m, e: e * (3 * m.hidden + 7 * m.ffn), sub=True))
+_add("proj_bwd", "compute", "dh o Wo dWo?", "do dWo", "n", _gemm(lambda m: m.q_dim * m.hidden, 2, 6), _proj_bwd,
+     _scratch(lambda m, e: e * 2 * m.q_dim))
+_add("attn_bwd", "compute", "q kv do o lse dq? dkv?", "dq dkv", "q kv", _attn_work(5), _attn_bwd, _attn_scratch)
+_add("q_bwd", "compute", "dq x dh norm1 Wq dnorm1? dWq?", "dx dnorm1 dWq", "n at",
+     _gemm(lambda m: m.q_dim * m.hidden, 2, 10), _q_bwd, _scratch(lambda m, e: e * (2 * m.q_dim + 3 * m.hidden)))
+_add("kv_bwd", "compute", "dkv x dx norm1 Wkv dnorm1? dWkv?", "dx dnorm1 dWkv", "n at",
+     _gemm(lambda m: 2 * m.kv_dim * m.hidden, 2, 10), _kv_bwd, _scratch(lambda m, e: e * (4 * m.kv_dim + 3 * m.hidden)))
+_add("sync", "host", "", "", "", _free, _sync)

@@ -1,0 +1,83 @@
+"""Plan: lifetimes to offsets. Space is shared by two buffers only where every access of one happens before the other's first write.
+
+So the plan adds no order of its own within a region; across regions the second waits pass adds what sharing needs.
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from sim.errors import UserError
+from sim.hazards import N, Walk, clocks
+from sim.layout import align
+from sim.schedule import SPACES, Buffer, Region, Schedule
+from sim.units import show_bytes
+
+
+def plan(schedule: Schedule, reuse: bool = True) -> None:
+    """Gives every value, slot and saved buffer its offset, and the schedule its arena sizes, in place."""
+    for space in SPACES:
+        top = 0
+        for b in schedule.saved.values():
+            if b.space == space:
+                b.offset, top = top, top + align(b.size_bytes)
+        schedule.stride[space] = top
+        schedule.shared[space] = max((_pack(schedule, r, space, reuse) for r in schedule.regions.values()), default=0)
+
+
+def _pack(schedule: Schedule, region: Region, space: str, reuse: bool) -> int:
+    """Offsets for one region's buffers in one space; largest first, each at the lowest place that is free. Returns the top."""
+    buffers = [b for b in region.buffers.values() if b.space == space and b.life != "argument"]
+    if not buffers:
+        return 0
+    overlap = _overlap(schedule, region, buffers) if reuse else np.ones((len(buffers),) * 2, bool)
+    sizes = np.array([align(b.size_bytes) for b in buffers])
+    offsets = np.full(len(buffers), -1)
+    for k in np.argsort(-sizes, kind="stable"):
+        rivals = np.flatnonzero(overlap[k] & (offsets >= 0))
+        offsets[k] = _lowest(offsets[rivals], sizes[rivals], sizes[k])
+    for b, offset in zip(buffers, offsets):
+        b.offset = int(offset)
+    return int((offsets + sizes).max())
+
+
+def _lowest(starts: np.ndarray, sizes: np.ndarray, size: int) -> int:
+    """The lowest offset where `size` bytes fit between taken intervals."""
+    place = 0
+    for k in np.argsort(starts, kind="stable"):
+        if starts[k] >= place + size:
+            break
+        place = max(place, int(starts[k] + sizes[k]))
+    return place
+
+
+def _overlap(schedule: Schedule, region: Region, buffers: list[Buffer]) -> np.ndarray:
+    """[n, n] bool: neither buffer is finished, in happens-before, when the other is first written."""
+    w = Walk(schedule, [(region.name, 0, 0)])
+    clock = clocks(w, w.waits())
+    place = {b.name: k for k, b in enumerate(buffers)}
+    first = np.zeros((len(buffers), N), np.int64)
+    last = np.zeros((len(buffers), N), np.int64)
+    seen = [False] * len(buffers)
+    for number, op in enumerate(region.ops):
+        for name in op.reads + op.writes:
+            k = place.get(name)
+            if k is None:
+                continue
+            stream = w.stream[number]
+            last[k, stream] = w.position[number]
+            if not seen[k]:
+                seen[k] = True
+                first[k] = clock[number]
+                first[k, stream] -= 1  # strictly before: an op's own operands never share
+    before = np.all(last[:, None, :] <= first[None, :, :], axis=2)
+    return ~(before | before.T)
+
+
+def check_fit(schedule: Schedule, need: dict[str, int], have: dict[str, int], longest: str) -> None:
+    """Raises UserError naming the first space that `need` bytes do not fit, by how much, and the longest S that would."""
+    for space in SPACES:
+        if need[space] > have[space]:
+            over = show_bytes(need[space] - have[space])
+            raise UserError(f"S={schedule.seq} needs {show_bytes(need[space])} of {space} memory, {over} more than the {show_bytes(have[space])} there is; {longest}")
+
+

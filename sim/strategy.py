@@ -1,0 +1,99 @@
+"""Strategy: what a user chooses. Each field is real: the builder, the simulator and the engine all read it."""
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, fields
+
+from sim.errors import UserError, unknown
+from sim.model import Model
+from sim.units import parse_tokens
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How a model is trained on a sequence."""
+
+    sp: int = 1
+    """P, the sequence-parallel degree (Ulysses): ranks that share one sequence."""
+    chunk: int = 65536
+    """C, the chunk length in global tokens (DeepSpeed's fpdt_chunk_size)."""
+    prefetch: int = 2
+    """Slots that KV chunks are reloaded into, in rotation: 1 = no prefetch, 2 = double buffer."""
+    offload: bool = True
+    """Keep KV and saved activations in host memory (True) or in HBM (False)."""
+    save: str = "qkvo"
+    """What forward keeps for backward. qkvo: block input, q, k, v, o and lse; the rest is recomputed."""
+    order: str = "query-up"
+    """How backward walks. query-up: query chunks outermost, ascending; dK and dV accumulate in HBM."""
+    ffn_sub: int = 2
+    """FFN sub-chunks a chunk (the paper's: 2)."""
+    loss_sub: int = 32
+    """Loss sub-chunks a chunk (the paper's: 32)."""
+    zero: int = 3
+    """ZeRO stage of the model states, over all ranks: 0 replicates, 3 shards parameters, gradients and optimizer."""
+    host_sync: str = "none"
+    """Extra host blocks. none, or region: the host waits for each region to end (what foreign code on the CPU needs)."""
+
+    def __post_init__(self) -> None:
+        for name in ("sp", "chunk", "prefetch", "ffn_sub", "loss_sub"):
+            value = getattr(self, name)
+            if value < 1:
+                raise UserError(f"{name}={value} must be positive; try {name}={type(self).__dataclass_fields__[name].default}")
+        for name, built, planned in _CHOICES:
+            value = getattr(self, name)
+            if value not in built:
+                state = "not built yet" if value in planned else "no such value"
+                raise UserError(f"{name}={value} is {state}; built: {', '.join(map(str, built))}")
+
+    def check(self, model: Model, seq: int) -> None:
+        """The rules that tie a strategy to a model and a sequence of `seq` tokens. Raises UserError."""
+        P = self.sp
+        if model.heads % P:
+            raise UserError(f"{model.heads} query heads are not divisible by P={P}; P must divide the heads, try P={_divisor(model.heads, P)}")
+        if model.kv_heads % P and P % model.kv_heads:
+            good = max(p for p in range(1, P) if model.heads % p == 0 and not (model.kv_heads % p and p % model.kv_heads))
+            raise UserError(f"{model.kv_heads} KV heads neither split over nor replicate to P={P}; one must divide the other, try P={good}")
+        if seq < P:
+            raise UserError(f"S={seq} is shorter than P={P}; every rank needs a token, try S={P}")
+        if self.chunk < seq and self.chunk % P:
+            raise UserError(f"C={self.chunk} is not divisible by P={P}; P must divide C, try C={-(-self.chunk // P) * P}")
+
+    @classmethod
+    def parse(cls, settings: list[str], **base) -> "Strategy":
+        """A strategy from 'field=value' strings over the fields in `base`. Raises UserError."""
+        known = {f.name: f for f in fields(cls)}
+        values = dict(base)
+        for setting in settings:
+            name, eq, text = setting.partition("=")
+            if not eq:
+                raise UserError(f"--set {setting!r} is not field=value; try --set prefetch=2")
+            if name not in known:
+                raise unknown("strategy field", name, known)
+            values[name] = _read(known[name], text)
+        return cls(**values)
+
+    def replace(self, **changes) -> "Strategy":
+        return dataclasses.replace(self, **changes)
+
+
+_CHOICES = (
+    ("save", ("qkvo",), ("all", "o", "input")),
+    ("order", ("query-up",), ("query-down", "kv-outer")),
+    ("zero", (0, 3), (1, 2)),
+    ("host_sync", ("none", "region"), ()),
+)
+
+
+def _read(field: dataclasses.Field, text: str):
+    kind = type(field.default)
+    if kind is bool:
+        if text.lower() not in ("true", "false", "1", "0", "yes", "no", "on", "off"):
+            raise UserError(f"{field.name}={text} is neither true nor false; try {field.name}=true")
+        return text.lower() in ("true", "1", "yes", "on")
+    if kind is int:
+        return parse_tokens(text)
+    return text
+
+
+def _divisor(heads: int, P: int) -> int:
+    return max(p for p in range(1, min(P, heads) + 1) if heads % p == 0)

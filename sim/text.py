@@ -1,0 +1,172 @@
+"""Text form of a schedule: print, and parse back to an equal object. Nothing is derived or repaired on the way.
+
+    compute  fwd.attn[3,0]   q.1 slot.1 -> acc lse.1   q=2048 kv=2048   wait fwd.a2a.q[3] fwd.reload.kv[3,0]
+"""
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from dataclasses import fields
+
+from sim import ops
+from sim.errors import UserError
+from sim.model import Model
+from sim.schedule import PREV, SPACES, STREAMS, Buffer, Op, Region, Schedule
+
+_MODEL = ("kind", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "rope_theta", "norm_eps")
+_NAME = r"[A-Za-z][\w.']*(\[\d+\])?(@host)?"
+_ID = r"[a-z]+\.[a-z0-9_]+(\.[a-z0-9_']+)?(\[\d+(,\d+)*\])?"
+
+
+def show(schedule: Schedule) -> str:
+    """The schedule as text; parse(show(s)) == s."""
+    m = schedule.model
+    lines = [
+        f"schedule {m.name} S={schedule.seq} P={schedule.P} C={schedule.chunk} dtype={schedule.dtype}",
+        "model    " + " ".join(f"{k}={getattr(m, k)}" for k in _MODEL),
+        "order    " + " ".join(r if r == "loss" else f"{r}*{m.layers}" for r in ("fwd", "loss", "bwd") if r in schedule.regions),
+    ]
+    lines += [f"require  {region} {' '.join(names)}" for region, names in schedule.require.items()]
+    lines += [f"arena    {s} stride={schedule.stride[s]} shared={schedule.shared[s]}" for s in ("hbm", "host")]
+    lines += _table([_buffer("*", b) for b in schedule.saved.values()])
+    for region in schedule.regions.values():
+        lines += ["", f"region   {region.name}"]
+        lines += _table([_buffer(region.name, b) for b in region.buffers.values()])
+        lines += [""] + _table([_op(op) for op in region.ops])
+    return "\n".join(lines) + "\n"
+
+
+def digest(schedule: Schedule) -> str:
+    """What the ranks compare before the first step."""
+    return hashlib.sha256(show(schedule).encode()).hexdigest()[:16]
+
+
+def show_op(op: Op) -> str:
+    """One op as a line, not aligned."""
+    return "  ".join(part for part in _op(op) if part)
+
+
+def _buffer(region: str, b) -> tuple[str, ...]:
+    offset = "-" if b.offset is None else f"@{b.offset}"
+    return ("buffer", region, b.name, b.space, b.life, b.role, b.dtype, "x".join(map(str, b.shape)), offset)
+
+
+def _op(op: Op) -> tuple[str, ...]:
+    flow = f"{' '.join(op.reads)} -> {' '.join(op.writes)}".strip()
+    args = " ".join(k if v is True else f"{k}={v}" for k, v in op.args.items())
+    return (op.stream, op.id, flow, args, f"wait {' '.join(op.waits)}" if op.waits else "")
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
+
+
+def parse(text: str, name: str = "schedule") -> Schedule:
+    """A schedule from its text. Raises UserError with the line's number, what is wrong and what would be right."""
+
+    head: dict = {"saved": {}, "regions": {}, "require": {}, "stride": {}, "shared": {}}
+    region = None
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.split("#", 1)[0].strip()
+        if not line:
+            continue
+        word, _, rest = line.partition(" ")
+        where = f"{name}:{number}"
+        try:
+            match word:
+                case "schedule":
+                    head["model"], *pairs = rest.split()
+                    pairs = dict(p.split("=") for p in pairs)
+                    head |= {"seq": int(pairs["S"]), "P": int(pairs["P"]), "chunk": int(pairs["C"]), "dtype": pairs["dtype"]}
+                    if min(head["seq"], head["P"], head["chunk"]) < 1 or pairs["dtype"] not in ("fp32", "bf16"):
+                        raise ValueError
+                case "model":
+                    pairs = dict(p.split("=") for p in rest.split())
+                    kinds = {f.name: f.type for f in fields(Model)}
+                    cast = {"str": str, "int": int, "float": float}
+                    head["model"] = Model(head["model"], **{k: cast[kinds[k]](v) for k, v in pairs.items()})
+                case "order":
+                    pass
+                case "require":
+                    which, *names = rest.split()
+                    head["require"][which] = tuple(names)
+                case "arena":
+                    space, *pairs = rest.split()
+                    pairs = dict(p.split("=") for p in pairs)
+                    head["stride"][space], head["shared"][space] = int(pairs["stride"]), int(pairs["shared"])
+                case "buffer":
+                    owner, b, space, life, role, dtype, shape, offset = rest.split()
+                    if not re.fullmatch(_NAME, b) or space not in SPACES:
+                        raise ValueError
+                    buffer = Buffer(b, space, life, role, dtype, tuple(map(int, shape.split("x"))), None if offset == "-" else int(offset[1:]))
+                    (head["saved"] if owner == "*" else head["regions"][owner].buffers)[b] = buffer
+                    buffer.size_bytes
+                case "region":
+                    region = Region(rest.strip(), [], {})
+                    head["regions"][region.name] = region
+                case _:
+                    if region is None:
+                        raise UserError(f"{where}: unknown header word {word!r}; it may be schedule, model, order, require, arena, buffer or region")
+                    region.ops.append(_parse_op(line, where))
+        except UserError:
+            raise
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise UserError(f"{where}: cannot read {line[:60]!r}; write it as `fpdt show` prints such a line") from None
+    missing = [k for k in ("seq", "stride") if not head.get(k)] + ([] if isinstance(head.get("model"), Model) else ["model"])
+    if missing or not head["regions"]:
+        raise UserError(f"{name}: the header lacks {', '.join(missing) or 'a region'}; start from what `fpdt show` prints")
+    schedule = Schedule(**head)
+    _check(schedule, name)
+    return schedule
+
+
+def _parse_op(line: str, where: str) -> Op:
+
+    body, _, waits = line.partition(" wait ")
+    stream, id, *flow = body.split()
+    if stream not in STREAMS:
+        raise UserError(f"{where}: unknown stream {stream!r}; it may be {', '.join(STREAMS)}")
+    kind = id.split("[", 1)[0].split(".")[1] if re.fullmatch(_ID, id) else id
+    if kind not in ops.KINDS:
+        near = difflib.get_close_matches(kind, ops.KINDS, n=3, cutoff=0.3) or sorted(ops.KINDS)
+        raise UserError(f"{where}: unknown op {kind!r} in {id!r}; closest: {', '.join(near)}")
+    if "->" not in flow:
+        raise UserError(f"{where}: {id} has no '->' between what it reads and what it writes; write reads -> writes")
+    arrow = flow.index("->")
+    args, writes = {}, []
+    for token in flow[arrow + 1:]:
+        key, eq, value = token.partition("=")
+        if eq:
+            args[key] = int(value)
+        elif token in ops.FLAGS:
+            args[token] = True
+        else:
+            writes.append(token)
+    return Op(id, stream, tuple(flow[:arrow]), tuple(writes), args, tuple(waits.split()))
+
+
+def _check(schedule: Schedule, name: str) -> None:
+    """Names resolve, ids are unique, waits look back, operand counts and arguments fit the kind."""
+    everywhere = {region: {op.id for op in r.ops} for region, r in schedule.regions.items()}
+    for region in schedule.regions.values():
+        seen: set[str] = set()
+        for op in region.ops:
+            if not op.id.startswith(region.name + "."):
+                raise UserError(f"{name}: {op.id} stands in region {region.name}; its id must start with {region.name}.")
+            if op.id in seen:
+                raise UserError(f"{name}: {op.id} appears twice; ids are unique in a region, renumber one of them")
+            for b in op.reads + op.writes:
+                if b not in region.buffers and b not in schedule.saved:
+                    raise UserError(f"{name}: {op.id} names a buffer {b!r} that no buffer line declares; declare it or name another")
+            for wait in op.waits:
+                if wait.startswith(PREV):
+                    _, other, target = wait.split(":", 2) if wait.count(":") >= 2 else ("", "", "")
+                    if target not in everywhere.get(other, ()):
+                        raise UserError(f"{name}: {op.id} waits for {wait!r}, which does not exist; write prev:REGION:OP with an op of that region")
+                elif wait not in seen:
+                    later = "a later op" if wait in everywhere[region.name] else "an op that does not exist"
+                    raise UserError(f"{name}: {op.id} waits for {wait}, {later}; a wait may only name an op above it (CUDA takes a wait on an unrecorded event as none)")
+            ops.check(op, f"{name}: ")
+            seen.add(op.id)

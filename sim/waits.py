@@ -48,7 +48,7 @@ def _derive(w: Walk, need: list[list[int]], carriers: dict[str, Op]) -> bool:
                     near = _nameable(w, number, source)
                     again |= near != source and _carry(w, near, source, carriers)
                     _wait(w, number, near)
-                    c = tuple(map(max, c, clock[near]))
+                    c = tuple(map(max, c, clock[near], clock[source]))
         c = c[:stream] + (w.position[number],) + c[stream + 1:]
         last[stream] = c
         clock.append(c)

@@ -1,0 +1,61 @@
+"""Arenas: one block of memory a space, laid out exactly as the plan says, between guards, and filled with a pattern."""
+from __future__ import annotations
+
+import torch
+
+from engine.backend.base import Backend
+from sim.schedule import SPACES, Buffer, Schedule
+
+FILL = 0x7FC0DEAD
+"""Fill pattern of every fp32-sized word: a NaN, so that what was never written poisons what reads it."""
+GUARD_BYTES = 4096
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int64": torch.int64}
+
+
+class Arenas:
+    """The memory of a schedule on one rank."""
+
+    def __init__(self, schedule: Schedule, backend: Backend) -> None:
+        self.schedule = schedule
+        self._whole = {s: backend.arena(s, schedule.arena_bytes(s) + 2 * GUARD_BYTES) for s in SPACES}
+        self._inner = {s: t[GUARD_BYTES:GUARD_BYTES + schedule.arena_bytes(s)] for s, t in self._whole.items()}
+        self.fill()
+
+    def fill(self) -> None:
+        """Writes the pattern everywhere, guards too."""
+        for t in self._whole.values():
+            t.view(torch.int32).fill_(FILL)
+
+    def view(self, buffer: Buffer, layer: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """The start of a planned buffer, as a tensor of this shape."""
+        at = self.schedule.address(buffer, layer)
+        return self._inner[buffer.space][at:at + buffer.size_bytes].view(DTYPES[buffer.dtype])[:_count(shape)].view(shape)
+
+    def touched_bytes(self, space: str) -> int:
+        """Bytes whose word is no longer the fill pattern."""
+        return 4 * int((self._inner[space].view(torch.int32) != FILL).sum())
+
+    def guards_intact(self) -> bool:
+        """Nothing was written outside the plan."""
+        edges = (edge for t in self._whole.values() for edge in (t[:GUARD_BYTES], t[-GUARD_BYTES:]))
+        return all(bool((edge.view(torch.int32) == FILL).all()) for edge in edges)
+
+
+def planned_bytes(schedule: Schedule, space: str) -> int:
+    """Bytes of an arena that some buffer covers: the arena less alignment gaps."""
+
+    def covered(buffers) -> int:
+        total = top = 0
+        for b in sorted((b for b in buffers if b.space == space and b.life != "argument"), key=lambda b: b.offset):
+            start, end = max(top, b.offset), b.offset + b.size_bytes
+            total, top = total + max(0, end - start), max(top, end)
+        return total
+
+    return schedule.layers * covered(schedule.saved.values()) + covered(b for r in schedule.regions.values() for b in r.buffers.values())
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for dim in shape:
+        count *= dim
+    return count

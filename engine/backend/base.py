@@ -1,0 +1,50 @@
+"""The interface a backend fills: what CUDA streams and events do, and no more.
+
+A stream runs what it is given in order. An event is recorded on one stream and waited for on another, or by the host. A wait
+on an event is issued after its record was (the lint guarantees it). Nothing blocks the host but `Event.block` and `join`.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+
+class Event(Protocol):
+    """A point on a stream."""
+
+    def block(self) -> None:
+        """Blocks the host until the stream has reached it."""
+
+
+class Stream(Protocol):
+    """A queue of work that runs in order, beside the others."""
+
+    def launch(self, work: Callable[[], None], span: list | None = None) -> None:
+        """Issues work; if a span is given, its [start_ns, end_ns] is filled in once it has run (after join)."""
+
+    def record(self) -> Event:
+        """Issues a new event."""
+
+    def wait(self, event: Event) -> None:
+        """Makes what is issued from now on run after the event."""
+
+
+class Backend(Protocol):
+    """Streams by name, memory by space."""
+
+    streams: dict[str, Stream]
+    device: torch.device
+
+    def arena(self, space: str, size_bytes: int) -> torch.Tensor:
+        """uint8 [size_bytes] of a space: device memory, or host memory that copies can run from. Taken once."""
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies bytes between spaces; called on the h2d or d2h stream."""
+
+    def join(self) -> None:
+        """Whatever the caller does next comes after all that was issued. Raises what a stream raised."""
+
+    def close(self) -> None:
+        """Gives streams and memory back."""

@@ -1,0 +1,149 @@
+"""Compile: each op to its launcher, each buffer to its arena view, each wait to an event. Runs whatever schedule it is given.
+
+    program = Program(schedule, backend, kernel, rank, group)
+    program.run("fwd", layer, {"x": x_TC, "y": y_TC, **weights});  ...;  program.join()
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+
+from engine.arenas import Arenas
+from engine.backend.base import Backend, Event
+from engine.launch import LAUNCHERS, Runtime
+from sim.errors import UserError
+from sim.lint import lint
+from sim.schedule import PREV, Op, Schedule
+from sim.text import digest
+
+CHUNKED = {"x", "y", "dy", "dx", "label"}
+"""Arguments handed over whole and used chunk by chunk: x[3] is rows of x."""
+
+
+class Program:
+    """A schedule bound to a backend. One instance of a region at a time is issued; they overlap as their waits allow."""
+
+    def __init__(self, schedule: Schedule, backend: Backend, kernel: ModuleType, rank: int = 0, group: dist.ProcessGroup | None = None) -> None:
+        """Lints the schedule, compares its hash over the ranks, takes the arenas. Raises UserError."""
+        lint(schedule)
+        if schedule.P > 1:
+            _agree(schedule, group)
+        self.schedule, self.backend = schedule, backend
+        self.runtime = Runtime(schedule.model, schedule.P, rank, kernel, group, backend.copy)
+        self.arenas = Arenas(schedule, backend)
+        self.spans: list[tuple[str, int, str, list]] | None = None
+        """(op id, layer, stream, [start_ns, end_ns]) of what was run, if this is a list."""
+        self.copied_bytes = {"h2d": 0, "d2h": 0}
+        self._previous: tuple[str, dict[str, Event]] = ("", {})
+        self._recorded = _waited_for(schedule)
+        self._bound = {r: [_Bound(op, schedule, r) for op in region.ops] for r, region in schedule.regions.items()}
+
+    def run(self, region: str, layer: int, arguments: dict[str, torch.Tensor]) -> None:
+        """Issues one instance of a region; does not block unless the schedule says so.
+
+        arguments: by name; x, y, dy, dx [S/P, hidden] and label [S/P] whole, in this rank's chunk order.
+        """
+        events: dict[str, Event] = {}
+        before, earlier = self._previous
+        for bound in self._bound[region]:
+            op = bound.op
+            found = [self._event(w, events, before, earlier) for w in op.waits]
+            found = [e for e in found if e is not None]
+            if op.stream == "host":
+                self._block(op, layer, found)
+                continue
+            stream = self.backend.streams[op.stream]
+            for event in found:
+                stream.wait(event)
+            stream.launch(self._work(bound, layer, arguments), self._span(op, layer))
+            if op.id in self._recorded[region]:
+                events[op.id] = stream.record()
+        self._previous = (region, events)
+
+    def join(self) -> None:
+        """What the caller does next comes after everything issued."""
+        self.backend.join()
+
+    def _work(self, bound: "_Bound", layer: int, arguments: dict[str, torch.Tensor]) -> Callable[[], None]:
+        reads, writes = bound.tensors(self.arenas, layer, arguments)
+        launcher, runtime, op = LAUNCHERS[bound.kind], self.runtime, bound.op
+        if op.stream in self.copied_bytes:
+            self.copied_bytes[op.stream] += writes[0].numel() * writes[0].element_size()
+        return lambda: launcher(runtime, op, reads, writes)
+
+    def _span(self, op: Op, layer: int) -> list | None:
+        if self.spans is None:
+            return None
+        self.spans.append((op.id, layer, op.stream, []))
+        return self.spans[-1][3]
+
+    def _block(self, op: Op, layer: int, events: list[Event]) -> None:
+        import time
+
+        span, start = self._span(op, layer), time.perf_counter_ns()
+        for event in events:
+            event.block()
+        if span is not None:
+            span[:] = (start, time.perf_counter_ns())
+
+    @staticmethod
+    def _event(wait: str, events: dict[str, Event], before: str, earlier: dict[str, Event]) -> Event | None:
+        if not wait.startswith(PREV):
+            return events[wait]
+        _, region, op = wait.split(":", 2)
+        return earlier[op] if region == before else None
+
+
+class _Bound:
+    """An op with what can be known of its operands before it runs."""
+
+    def __init__(self, op: Op, schedule: Schedule, region: str) -> None:
+        self.op, self.kind = op, op.kind
+        self._operands = [self._operand(schedule, region, name) for name in op.reads + op.writes]
+        self._fixed: list[torch.Tensor | None] = [None] * len(self._operands)
+
+    def tensors(self, arenas: Arenas, layer: int, arguments: dict[str, torch.Tensor]) -> tuple[list, list]:
+        found = []
+        for k, (buffer, shape, base, rows) in enumerate(self._operands):
+            tensor = self._fixed[k]
+            if tensor is None:
+                if buffer.life == "argument":
+                    tensor = arguments[base] if rows is None else arguments[base][rows[0]:rows[1]]
+                else:
+                    tensor = arenas.view(buffer, layer, shape)
+                    if buffer.life != "saved":
+                        self._fixed[k] = tensor
+            found.append(tensor)
+        cut = len(self.op.reads)
+        return found[:cut], found[cut:]
+
+    def _operand(self, schedule: Schedule, region: str, name: str):
+        buffer, args = schedule.buffer(region, name), self.op.args
+        base, bracket, index = name.partition("[")
+        if buffer.life == "argument":
+            chunked = bracket and base in CHUNKED
+            at, n = schedule.chunks[int(index[:-1])] if chunked else (0, 0)
+            return buffer, buffer.shape, base, (at // schedule.P, (at + n) // schedule.P) if chunked else None
+        n = args.get("n") or args["kv" if buffer.role in ("kv", "dkv") else "q"]
+        return buffer, schedule.layout.shape(buffer.role, n), base, None
+
+
+def _waited_for(schedule: Schedule) -> dict[str, set[str]]:
+    """By region, the ops that some op waits for."""
+    found: dict[str, set[str]] = {r: set() for r in schedule.regions}
+    for name, region in schedule.regions.items():
+        for op in region.ops:
+            for wait in op.waits:
+                where, id = wait.split(":", 2)[1:] if wait.startswith(PREV) else (name, wait)
+                found[where].add(id)
+    return found
+
+
+def _agree(schedule: Schedule, group: dist.ProcessGroup | None) -> None:
+    hashes: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(hashes, digest(schedule), group=group)
+    if len(set(hashes)) > 1:
+        raise UserError(f"the ranks hold different schedules: {', '.join(f'rank {r} has {h}' for r, h in enumerate(hashes))}; give all the same file")

@@ -1,0 +1,39 @@
+"""Adapter for the flash kernel inside torch on CPU. Workspace: its results (out and lse; dq, dk and dv), which it allocates.
+
+    forward:  q_SHD kv_T2KD -> out_SHD lse_HS          mask full, or causal (S = T):  1
+    backward: dout_SHD q kv out lse -> dq_SHD dk_TKD dv_TKD                           1 1
+"""
+from __future__ import annotations
+
+import torch
+
+NAME = "torch CPU flash"
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def _batched(x_SHD: torch.Tensor) -> torch.Tensor:
+    return x_SHD.transpose(0, 1).unsqueeze(0)
+
+
+def _spread(x_SKD: torch.Tensor, heads: int) -> torch.Tensor:
+    """Each KV head as often as query heads read it. The kernel's own grouping is not relied on."""
+    return x_SKD if x_SKD.shape[1] == heads else x_SKD.repeat_interleave(heads // x_SKD.shape[1], dim=1)
+
+
+def forward(q_SHD: torch.Tensor, kv_T2KD: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out [S, H, D] in q's dtype, lse [H, S] fp32), scale 1/sqrt(D)."""
+    k, v = (_batched(_spread(kv_T2KD[:, c], q_SHD.shape[1])) for c in (0, 1))
+    out, lse = _forward(_batched(q_SHD), k, v, 0.0, causal)
+    return out[0].transpose(0, 1), lse[0]
+
+
+def backward(dout_SHD, q_SHD, kv_T2KD, out_SHD, lse_HS, causal: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dq [S, H, D], dk [T, K, D], dv [T, K, D]) of these pairs; out and lse are those of the whole row. K summed over its group, in fp32."""
+    H, K = q_SHD.shape[1], kv_T2KD.shape[2]
+    k, v = (_batched(_spread(kv_T2KD[:, c], H)) for c in (0, 1))
+    grads = _backward(_batched(dout_SHD), _batched(q_SHD), k, v, _batched(out_SHD), lse_HS.unsqueeze(0), 0.0, causal)
+    dq, dk, dv = (g[0].transpose(0, 1) for g in grads)
+    if H != K:
+        dk, dv = (g.unflatten(1, (K, H // K)).sum(2, dtype=torch.float32) for g in (dk, dv))
+    return dq, dk, dv

@@ -1,0 +1,30 @@
+"""A small language model out of scheduled blocks: embedding, L blocks, chunked loss."""
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engine.block import Block, init
+from engine.compile import Program
+from engine.loss import Loss
+
+
+class LanguageModel(nn.Module):
+    """(tokens_T, label_T int64 [S/P] of this rank, valid) -> this rank's share of the mean loss."""
+
+    def __init__(self, program: Program, seed: int = 0) -> None:
+        """Weights depend on the seed and the model alone, so every rank and every schedule starts from the same ones."""
+        super().__init__()
+        m = program.schedule.model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.embedding = nn.Parameter(init((m.vocab, m.hidden)))
+            self.blocks = nn.ModuleList(Block(program, k) for k in range(m.layers))
+            self.loss = Loss(program)
+        self.embedding.data = self.embedding.data.to(self.loss.Whead.dtype)
+
+    def forward(self, tokens_T: torch.Tensor, label_T: torch.Tensor, valid: int) -> torch.Tensor:
+        x_TC = nn.functional.embedding(tokens_T, self.embedding)
+        for block in self.blocks:
+            x_TC = block(x_TC)
+        return self.loss(x_TC, label_T, valid)

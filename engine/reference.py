@@ -1,0 +1,47 @@
+"""The same model in plain torch: no chunks, no ranks, no offload, any dtype (fp64 is what tests compare with)."""
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from engine.deal import IGNORE
+from sim.model import Model
+
+
+def _norm(x_TC, weight_C, eps):
+    return x_TC * torch.rsqrt(x_TC.square().mean(-1, keepdim=True) + eps) * weight_C
+
+
+def _rope(x_SHD, theta):
+    S, _, D = x_SHD.shape
+    angle = torch.outer(torch.arange(S, dtype=torch.float64), theta ** -(torch.arange(0, D, 2, dtype=torch.float64) / D)).unsqueeze(1)
+    a, b = x_SHD.chunk(2, dim=-1)
+    cos, sin = angle.cos().to(x_SHD.dtype), angle.sin().to(x_SHD.dtype)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def block(x_SC: torch.Tensor, w: dict[str, torch.Tensor], m: Model) -> torch.Tensor:
+    """One Llama block, [S, hidden] -> [S, hidden], weights as sim.model names them."""
+    xn, S, D = _norm(x_SC, w["norm1"], m.norm_eps), len(x_SC), m.head_dim
+    q = _rope((xn @ w["Wq"].t()).view(S, m.heads, D), m.rope_theta)
+    k, v = (xn @ w["Wkv"].t()).view(S, 2, m.kv_heads, D).unbind(1)
+    group = m.heads // m.kv_heads
+    k, v = _rope(k, m.rope_theta).repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    o = F.scaled_dot_product_attention(*(t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)), is_causal=True)
+    h = x_SC + o[0].transpose(0, 1).reshape(S, -1) @ w["Wo"].t()
+    gate, up = (_norm(h, w["norm2"], m.norm_eps) @ w["Wgu"].t()).chunk(2, -1)
+    return h + (F.silu(gate) * up) @ w["Wd"].t()
+
+
+def loss(x_SC: torch.Tensor, label_S: torch.Tensor, w: dict[str, torch.Tensor], m: Model) -> torch.Tensor:
+    """Mean cross entropy over labels that are not IGNORE; 0 where there are none."""
+    logp = torch.log_softmax(_norm(x_SC, w["normf"], m.norm_eps) @ w["Whead"].t(), dim=-1)
+    return F.nll_loss(logp, label_S, ignore_index=IGNORE, reduction="sum") / max(1, int((label_S != IGNORE).sum()))
+
+
+def language_model(weights: dict[str, torch.Tensor], tokens_S, label_S, m: Model) -> torch.Tensor:
+    """The loss of LanguageModel from its state_dict."""
+    x = F.embedding(tokens_S, weights["embedding"])
+    for k in range(m.layers):
+        x = block(x, {n: weights[f"blocks.{k}.{n}"] for n in m.weight_shapes()}, m)
+    return loss(x, label_S, {n: weights[f"loss.{n}"] for n in m.head_shapes()}, m)

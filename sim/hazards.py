@@ -186,6 +186,11 @@ class Cells:
         low, high = np.searchsorted(borders, (b.offset, b.offset + b.size_bytes))
         return [(self._id((b.space, saved, int(k))), int(saved)) for k in range(low, high)]
 
+    def at(self, instance: tuple[str, int, int], name: str) -> set[tuple]:
+        """The pieces of memory that a buffer means in one instance of a region."""
+        region, layer, step = instance
+        return {(cell, (0, layer, 8 * step + layer, 8 * step + layer + 1)[life]) for cell, life in self.of(region, name)}
+
     def table(self, region: str) -> tuple[np.ndarray, ...]:
         """(op, cell, is write, life) rows of one region, in op order."""
         rows: list[tuple[int, int, bool, int]] = []

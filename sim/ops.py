@@ -45,6 +45,12 @@ class Kind:
     data: Callable[[Op, list, Schedule], list]
     workspace: Callable[[Op, Schedule], int] = lambda op, s: 0
 
+    def in_place(self, read: int, write: int) -> bool:
+        """Whether a buffer may be both that read and that write operand: the accumulators, named alike on both sides."""
+        least = sum(not name.endswith("?") for name in self.reads)
+        names = self.reads[read:read + 1] if read < least else self.reads[least:]
+        return self.writes[write] in [name.removesuffix("?") for name in names]
+
 
 KINDS: dict[str, Kind] = {}
 
@@ -86,11 +92,31 @@ def initial(name: str, s: Schedule):
     return None
 
 
-def complete(name: str, i: int | None, s: Schedule):
-    """What a required output must stand for at the end of its region."""
-    if i is None:
-        return (name, 0, (1 << len(s.chunks) * (2 if name == "dnorm1" else 1)) - 1, "W")
-    return (name, i, {"y": 0, "dx": 3}[name], "t" if s.P > 1 else "h")
+def owed(tensor: str, s: Schedule) -> dict[str, tuple]:
+    """What a required output must stand for at the end of its region, by buffer name."""
+    if tensor in ("y", "dx"):
+        return {f"{tensor}[{i}]": (tensor, i, {"y": 0, "dx": 3}[tensor], _tok(s)) for i in range(_u(s))}
+    return {tensor: (tensor, 0, (1 << _u(s) * (2 if tensor == "dnorm1" else 1)) - 1, "W")}
+
+
+def role(value: tuple, s: Schedule) -> str:
+    """The layout role of what a buffer holds (a weight's or gradient's is its name)."""
+    tensor, chunk, cover, layout = value
+    if tensor == "o" and cover != _causal(chunk):
+        return "acc"
+    return tensor + "'" if layout == "t" and tensor in _SPLIT and s.P > 1 else tensor
+
+
+def form(role: str, chunk: int, s: Schedule) -> tuple[str, tuple[int, ...]]:
+    """dtype and shape of what a buffer holds."""
+    if role == "loss":
+        return "fp32", (1,)
+    weights = s.model.weight_shapes() | s.model.head_shapes()
+    if role in weights:
+        return s.dtype, weights[role]
+    if role[1:] in weights:
+        return "fp32", weights[role[1:]]
+    return "int64" if role == "label" else s.layout.dtype_of(role), s.layout.shape(role, _n(chunk, s))
 
 
 def _want(op: Op, value, tensor: str, layout: str, s: Schedule, chunk: int | None = None, cover: int | None = None):
@@ -102,6 +128,8 @@ def _want(op: Op, value, tensor: str, layout: str, s: Schedule, chunk: int | Non
     return value
 
 
+_SPLIT = ("q", "kv", "o", "do", "dq", "dkv")
+"""Tensors that are split by tokens on one side of an all-to-all and by heads on the other."""
 _LAYOUT = {"t": "token-sharded", "h": "head-sharded", "W": "a weight"}
 
 
@@ -124,15 +152,25 @@ def _tok(s: Schedule) -> str:
     return "t" if s.P > 1 else "h"
 
 
+def _u(s: Schedule) -> int:
+    """Chunks of the sequence."""
+    return -(-s.seq // s.chunk)
+
+
+def _n(chunk: int, s: Schedule) -> int:
+    """Tokens of a chunk."""
+    return min(s.chunk, s.seq - chunk * s.chunk)
+
+
 def _length(op: Op, arg: str, chunk: int, s: Schedule) -> None:
-    if not chunk < len(s.chunks) or op.args[arg] != s.chunks[chunk][1]:
-        raise DataError(f"{op.id} says {arg}={op.args[arg]}, but chunk {chunk} has {s.chunks[chunk][1]} tokens")
+    if op.args[arg] != _n(chunk, s):
+        raise DataError(f"{op.id} says {arg}={op.args[arg]}, but chunk {chunk} has {_n(chunk, s)} tokens")
 
 
 def _place(op: Op, chunk: int, s: Schedule) -> None:
     _length(op, "n", chunk, s)
-    if op.args["at"] != s.chunks[chunk][0]:
-        raise DataError(f"{op.id} says at={op.args['at']}, but chunk {chunk} begins at token {s.chunks[chunk][0]}")
+    if op.args["at"] != chunk * s.chunk:
+        raise DataError(f"{op.id} says at={op.args['at']}, but chunk {chunk} begins at token {chunk * s.chunk}")
 
 
 def _weights(op: Op, values: list, first: int, names: tuple[str, ...], s: Schedule) -> None:
@@ -144,7 +182,7 @@ def _grads(op: Op, values: list, names: tuple[str, ...], chunk: int, s: Schedule
     """Weight gradients: fresh ones stand for this chunk, accumulated ones for one chunk more. norm1 feeds q and kv, one bit each."""
     result, given = [], dict(zip(op.reads, values))
     for buffer, name in zip(op.writes[1:], names):
-        bit = 1 << (chunk + len(s.chunks) if name == "dnorm1" and op.kind == "kv_bwd" else chunk)
+        bit = 1 << (chunk + _u(s) if name == "dnorm1" and op.kind == "kv_bwd" else chunk)
         cover = 0
         if buffer in given:
             cover = _want(op, given[buffer], name, "W", s)[2]
@@ -163,8 +201,8 @@ def _qkv(op, v, s):
 
 def _a2a(op, v, s):
     (tensor, chunk, cover, layout), = v if v[0] is not None else [_want(op, None, "a tensor", "t", s)]
-    if layout == "W":
-        raise DataError(f"{op.id} needs a chunk of tokens, but is given {describe(v[0])}")
+    if tensor not in _SPLIT:
+        raise DataError(f"{op.id} needs one of {', '.join(_SPLIT)}, but is given {describe(v[0])}")
     _length(op, "n", chunk, s)
     return [(tensor, chunk, cover, "h" if layout == "t" else "t")]
 
@@ -183,7 +221,7 @@ def _attn(op, v, s):
     cover = 0
     if len(v) > 2:
         cover = _want(op, v[2], "o", "h", s, i)[2]
-        _want(op, v[3], "lse", "h", s, i, cover)
+        _want(op, v[3] if len(v) > 3 else None, "lse", "h", s, i, cover)
     if cover >> j & 1:
         raise DataError(f"{op.id} attends to KV chunk {j} twice for query chunk {i}")
     cover |= 1 << j
@@ -265,7 +303,7 @@ def _q_bwd(op, v, s):
 
 def _kv_bwd(op, v, s):
     i = _want(op, v[0], "dkv", "t", s)[1]
-    every = (1 << len(s.chunks)) - 1
+    every = (1 << _u(s)) - 1
     _want(op, v[0], "dkv", "t", s, i, every & ~((1 << i) - 1))
     _want(op, v[1], "x", "t", s, i)
     _want(op, v[2], "dx", "t", s, i, 1)
@@ -347,7 +385,7 @@ _add("qkv", "compute", "x norm1 Wq Wkv", "q kv", "n at",
 _add("a2a", "comm", "from", "to", "n", _a2a_work, _a2a)
 _add("offload", "d2h", "from", "to", "n", _link, _copy)
 _add("reload", "h2d", "from", "to", "n", _link, _copy)
-_add("attn", "compute", "q kv acc? lse?", "o lse", "q kv", _attn_work(2), _attn, _attn_scratch)
+_add("attn", "compute", "q kv o? lse?", "o lse", "q kv", _attn_work(2), _attn, _attn_scratch)
 _add("proj", "compute", "o x Wo", "h", "n", _gemm(lambda m: m.q_dim * m.hidden, 1, 4), _proj,
      _scratch(lambda m, e: e * (m.q_dim + m.hidden)))
 _add("ffn", "compute", "h norm2 Wgu Wd", "y", "n sub", _gemm(lambda m: 3 * m.ffn * m.hidden, 1, 10), _ffn,

@@ -10,9 +10,10 @@ import re
 from dataclasses import fields
 
 from sim import ops
+from sim.check import check
 from sim.errors import UserError
 from sim.model import Model
-from sim.schedule import PREV, SPACES, STREAMS, Buffer, Op, Region, Schedule
+from sim.schedule import SPACES, STREAMS, Buffer, Op, Region, Schedule
 
 _MODEL = ("kind", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "rope_theta", "norm_eps")
 _NAME = r"[A-Za-z][\w.']*(\[\d+\])?(@host)?"
@@ -33,13 +34,18 @@ def show(schedule: Schedule) -> str:
     for region in schedule.regions.values():
         lines += ["", f"region   {region.name}"]
         lines += _table([_buffer(region.name, b) for b in region.buffers.values()])
-        lines += [""] + _table([_op(op) for op in region.ops])
+        lines += [""] + show_ops(region.ops)
     return "\n".join(lines) + "\n"
 
 
 def digest(schedule: Schedule) -> str:
     """What the ranks compare before the first step."""
     return hashlib.sha256(show(schedule).encode()).hexdigest()[:16]
+
+
+def show_ops(ops: list[Op]) -> list[str]:
+    """Ops as aligned lines."""
+    return _table([_op(op) for op in ops])
 
 
 def show_op(op: Op) -> str:
@@ -118,7 +124,7 @@ def parse(text: str, name: str = "schedule") -> Schedule:
     if missing or not head["regions"]:
         raise UserError(f"{name}: the header lacks {', '.join(missing) or 'a region'}; start from what `fpdt show` prints")
     schedule = Schedule(**head)
-    _check(schedule, name)
+    check(schedule, f"{name}: ")
     return schedule
 
 
@@ -145,28 +151,3 @@ def _parse_op(line: str, where: str) -> Op:
         else:
             writes.append(token)
     return Op(id, stream, tuple(flow[:arrow]), tuple(writes), args, tuple(waits.split()))
-
-
-def _check(schedule: Schedule, name: str) -> None:
-    """Names resolve, ids are unique, waits look back, operand counts and arguments fit the kind."""
-    everywhere = {region: {op.id for op in r.ops} for region, r in schedule.regions.items()}
-    for region in schedule.regions.values():
-        seen: set[str] = set()
-        for op in region.ops:
-            if not op.id.startswith(region.name + "."):
-                raise UserError(f"{name}: {op.id} stands in region {region.name}; its id must start with {region.name}.")
-            if op.id in seen:
-                raise UserError(f"{name}: {op.id} appears twice; ids are unique in a region, renumber one of them")
-            for b in op.reads + op.writes:
-                if b not in region.buffers and b not in schedule.saved:
-                    raise UserError(f"{name}: {op.id} names a buffer {b!r} that no buffer line declares; declare it or name another")
-            for wait in op.waits:
-                if wait.startswith(PREV):
-                    _, other, target = wait.split(":", 2) if wait.count(":") >= 2 else ("", "", "")
-                    if target not in everywhere.get(other, ()):
-                        raise UserError(f"{name}: {op.id} waits for {wait!r}, which does not exist; write prev:REGION:OP with an op of that region")
-                elif wait not in seen:
-                    later = "a later op" if wait in everywhere[region.name] else "an op that does not exist"
-                    raise UserError(f"{name}: {op.id} waits for {wait}, {later}; a wait may only name an op above it (CUDA takes a wait on an unrecorded event as none)")
-            ops.check(op, f"{name}: ")
-            seen.add(op.id)

@@ -1,0 +1,70 @@
+"""Cost: how long each op takes on a machine with nothing else running, in integer nanoseconds.
+
+A calibrated curve prices an op as fixed + slopes x (GFLOPs, MB). Without one, the longer of its arithmetic and its memory
+traffic; a copy by its share of an uplink; an all-to-all by NVLink within a node and the network beyond.
+"""
+from __future__ import annotations
+
+from sim.machine import Machine
+from sim.ops import KINDS, Work, key
+from sim.schedule import Schedule
+
+
+def op_ns(machine: Machine, schedule: Schedule) -> dict[str, int]:
+    """Op id -> duration in ns, for every op of every region. Equal kinds, arguments and operand shapes are priced once."""
+    cache: dict[tuple, int] = {}
+    shapes: dict[tuple, int] = {}
+    result = {}
+    for region in schedule.regions.values():
+        form = {b.name: shapes.setdefault((b.role, b.dtype, b.shape, b.space), len(shapes))
+                for buffers in (schedule.saved, region.buffers) for b in buffers.values()}
+        for op in region.ops:
+            operands = tuple([form[name] for name in op.reads + op.writes])
+            args = tuple([value for name, value in op.args.items() if name != "at"])
+            same = (op.kind, args, operands, len(set(op.reads) & set(op.writes)))
+            if same not in cache:
+                cache[same] = price(machine, key(op), KINDS[op.kind].work(op, schedule), schedule.P)
+            result[op.id] = cache[same]
+    return result
+
+
+def features(work: Work) -> tuple[float, float]:
+    """(GFLOPs, MB) that a cost curve is linear in; MB = 10^6 bytes over the link, or through HBM for computation."""
+    return (work.gemm_flops + work.attn_flops) / 1e9, (work.link_bytes or work.hbm_bytes) / 1e6
+
+
+def price(machine: Machine, key: str, work: Work, P: int) -> int:
+    """ns of one op by its cost curve, or by the machine's rates if it has none."""
+    if key in machine.fits:
+        return fitted(machine.fits[key], *features(work))
+    if not any((work.gemm_flops, work.attn_flops, work.hbm_bytes, work.link_bytes)):
+        return 0
+    if key in ("offload", "reload"):
+        return round(work.link_bytes / copy_GBps(machine, "d2h" if key == "offload" else "h2d", P))
+    if key == "a2a":
+        return round(work.link_bytes / link_GBps(machine, P))
+    attn = machine["attn_bwd_TFLOPS" if key.startswith("attn_bwd") else "attn_fwd_TFLOPS"]
+    arithmetic_ns = (work.gemm_flops / machine["gemm_TFLOPS"] + work.attn_flops / attn) / 1e3
+    return round(max(arithmetic_ns, work.hbm_bytes / machine["hbm_GBps"]))
+
+
+def fitted(fit: dict, gflop: float, megabytes: float) -> int:
+    """ns by a cost curve."""
+    return round(fit["fixed_ns"] + fit.get("ns_per_gflop", 0) * gflop + fit.get("ns_per_MB", 0) * megabytes)
+
+
+def copy_GBps(machine: Machine, way: str, P: int) -> float:
+    """GB/s one rank gets to or from the host while every rank of its uplink copies."""
+    return machine[f"{way}_GBps"] / min(P, int(machine["gpus_per_uplink"]))
+
+
+def link_GBps(machine: Machine, P: int) -> float:
+    """GB/s one rank sends at in a collective over P ranks."""
+    return machine["nvlink_GBps" if P <= machine["gpus_per_node"] else "network_GBps"]
+
+
+def unfitted(machine: Machine, schedule: Schedule) -> list[str]:
+    """Cost keys of a schedule that a calibrated machine has no curve for, so that rates price them."""
+    if not machine.fits:
+        return []
+    return sorted({key(op) for r in schedule.regions.values() for op in r.ops if op.stream != "host"} - set(machine.fits))

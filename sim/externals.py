@@ -1,0 +1,81 @@
+"""Externals: the work of a step that the schedule does not issue but a step takes: priced here, measured by the engine.
+
+    ext.embed      the embedding lookup                                  before the first region
+    ext.gather     ZeRO-3: all-gather of a region's parameters           once the region before has begun (prefetched one ahead)
+    ext.reduce     ZeRO-3: reduce-scatter of a region's gradients        after the region
+                   ZeRO-0: all-reduce of all gradients                   after the last region
+    ext.optimizer  AdamW: parameter 2, gradient 2, fp32 master, m and v 12 bytes a parameter (fp32 training: 4 + 4 + 8)
+
+Ranks = P. They take no compute units and no link from the schedule's own ops: an assumption that results list.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.cost import fitted, link_GBps
+from sim.layout import ITEM
+from sim.machine import Machine
+from sim.model import Model
+from sim.schedule import Schedule
+
+NAMES = ("ext.embed", "ext.gather", "ext.reduce", "ext.optimizer")
+STATE_BYTES = 16
+"""Bytes of model states a parameter, bf16 (2 + 2 + 12) or fp32 (4 + 4 + 8)."""
+
+
+@dataclass(frozen=True)
+class Externals:
+    """Durations in ns; `gather` and `reduce` by region, absent where there is none."""
+
+    embed: int
+    gather: dict[str, int]
+    reduce: dict[str, int]
+    final: int
+    """The last reduction: of the embedding's gradient (ZeRO-3) or of all gradients (ZeRO-0)."""
+    optimizer: int
+
+
+def region_params(model: Model, region: str) -> int:
+    """Parameters that a region uses."""
+    return model.hidden + model.vocab * model.hidden if region == "loss" else model.block_params
+
+
+def moved_bytes(schedule: Schedule, zero: int) -> dict[str, int]:
+    """Bytes each kind of external work moves in a step: ext_embed and ext_optimizer through HBM, ext_reduce sent by one rank."""
+    m, item, ranks = schedule.model, ITEM[schedule.dtype], schedule.P
+    states = m.params // (ranks if zero == 3 else 1)
+    return {
+        "ext_embed": 2 * schedule.seq // ranks * m.hidden * item,
+        "ext_reduce": _ring(m.params * item, ranks) * (1 if zero == 3 else 2),
+        "ext_optimizer": states * (30 if item == 2 else 28),
+    }
+
+
+def externals(machine: Machine, schedule: Schedule, zero: int) -> Externals:
+    """What the external work of one step takes on a machine, with the model states at ZeRO stage `zero`."""
+    m, item, P = schedule.model, ITEM[schedule.dtype], schedule.P
+    moved = moved_bytes(schedule, zero)
+
+    def through(name: str, size_bytes: int, GBps: float) -> int:
+        if name in machine.fits:
+            return fitted(machine.fits[name], 0, size_bytes / 1e6)
+        return round(size_bytes / GBps)
+
+    def sent(params: int) -> int:
+        return through("ext_reduce", _ring(params * item, P), link_GBps(machine, P))
+
+    embed = through("ext_embed", moved["ext_embed"], machine["hbm_GBps"])
+    optimizer = through("ext_optimizer", moved["ext_optimizer"], machine["hbm_GBps"])
+    if P == 1:
+        return Externals(embed, {}, {}, 0, optimizer)
+    if zero != 3:
+        return Externals(embed, {}, {}, through("ext_reduce", moved["ext_reduce"], link_GBps(machine, P)), optimizer)
+    gather = {region: sent(region_params(m, region)) for region in schedule.regions}
+    reduce = {region: gather[region] for region in schedule.regions if region != "fwd"}
+    embedding = sent(m.vocab * m.hidden)
+    return Externals(embed + embedding, gather, reduce, embedding, optimizer)
+
+
+def _ring(size_bytes: int, ranks: int) -> int:
+    """Bytes one rank sends to gather or to reduce-scatter a tensor of this size."""
+    return size_bytes * (ranks - 1) // ranks

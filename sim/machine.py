@@ -1,0 +1,147 @@
+"""Machine: capacities, links and rates of one kind of computer, each number with where it comes from.
+
+A number's source is `published: ...`, `measured: ...`, `assumed: why` or `given by user`. Fits are cost curves that a calibration
+measured, one an op kind (sim.ops.key); where there is none, rates price an op. `slowdown` says how fast each of several streams
+runs while all of them are busy; a set of streams runs no slower than the slowest part of it that was measured.
+"""
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from sim.errors import UserError, unknown
+
+NUMBERS = {
+    "peak_TFLOPS": ("positive", "what MFU is a share of"),
+    "hbm_bytes": ("positive", "device memory of one rank"),
+    "host_bytes": ("positive", "host memory of a node"),
+    "gpus_per_node": ("count", "ranks that share a node's memory and its fast interconnect"),
+    "gpus_per_uplink": ("count", "ranks that share one link to the host"),
+    "gemm_TFLOPS": ("positive", "matrix products"),
+    "attn_fwd_TFLOPS": ("positive", "attention forward, 2 products a pair"),
+    "attn_bwd_TFLOPS": ("positive", "attention backward, 5 products a pair"),
+    "hbm_GBps": ("positive", "device memory"),
+    "h2d_GBps": ("positive", "host to device, one uplink"),
+    "d2h_GBps": ("positive", "device to host, one uplink"),
+    "nvlink_GBps": ("positive", "between ranks of a node, one direction, a rank"),
+    "network_GBps": ("positive", "between nodes, one direction, a rank"),
+    "launch_ns": ("non-negative", "host time to issue one op"),
+    "wake_ns": ("non-negative", "from an op's end to the start of one on another stream that had to wait for it"),
+    "gap_ns": ("non-negative", "between two ops of one stream"),
+    "queue_depth": ("count", "issued ops that are not finished; past it the host blocks"),
+}
+"""Every number a machine has: (rule, meaning). GBps are 10^9 bytes a second, TFLOPS 10^12 FLOPs a second."""
+
+TEXTS = ("peak_name",)
+"""Numbers that are words: what the peak is."""
+
+_EXAMPLE = {"positive": 1, "non-negative": 0, "count": 1}
+_STREAMS = ("compute", "comm", "h2d", "d2h")
+_FIT = ("fixed_ns", "ns_per_gflop", "ns_per_MB")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One kind of computer. Raises UserError on a missing, negative or unreadable number, naming where it came from."""
+
+    name: str
+    kind: str
+    """cuda or cpu."""
+    numbers: dict[str, dict]
+    """name -> {"value", "source"}."""
+    fits: dict[str, dict] = field(default_factory=dict)
+    """sim.ops.key of an op -> {"fixed_ns", "ns_per_gflop", "ns_per_MB", "source"}; a slope that is absent is 0."""
+    slowdown: dict[str, dict] = field(default_factory=dict)
+    """"compute|h2d" -> {"compute": 0.97, "h2d": 0.8, "source"}: rates while these run together, 1 = alone."""
+    where: str = field(default="machine", compare=False)
+    """File (or what else) that errors name."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("cuda", "cpu"):
+            raise UserError(f"{self.where}: kind {self.kind!r} must be cuda or cpu; try \"kind\": \"cuda\"")
+        for name in TEXTS:
+            if not isinstance(self._entry(name, "x").get("value"), str):
+                raise UserError(f"{self.where}: {name} must be words; try \"{name}\": {{\"value\": \"published dense bf16\", \"source\": \"...\"}}")
+        for name, (rule, _) in NUMBERS.items():
+            _check(self.where, name, self._entry(name, _EXAMPLE[rule]).get("value"), rule)
+        for key, fit in self.fits.items():
+            for name in _FIT:
+                _check(self.where, f"fits.{key}.{name}", fit.get(name, 0 if name != "fixed_ns" else None), "non-negative")
+        for key, rates in self.slowdown.items():
+            streams = key.split("|")
+            for stream in streams:
+                if stream not in _STREAMS:
+                    raise unknown(f"stream in {self.where}: slowdown {key!r}:", stream, _STREAMS)
+                _check(self.where, f"slowdown.{key}.{stream}", rates.get(stream), "positive")
+
+    def _entry(self, name: str, example) -> dict:
+        entry = self.numbers.get(name)
+        if not isinstance(entry, dict) or not entry.get("source"):
+            what = "is missing" if entry is None else "has no source"
+            raise UserError(f"{self.where}: {name} {what}; every number says where it comes from, "
+                            f"try \"{name}\": {{\"value\": {json.dumps(example)}, \"source\": \"assumed: why\"}}")
+        return entry
+
+    def __getitem__(self, name: str):
+        """A number's value, or its words. KeyError if there is no such number."""
+        return self.numbers[name]["value"]
+
+    def source(self, name: str) -> str:
+        """Where a number comes from."""
+        return self.numbers[name]["source"]
+
+    def override(self, hbm_bytes: int | None = None, host_bytes: int | None = None) -> "Machine":
+        """The same machine with the capacities a user gave (host: of a node). Raises UserError."""
+        given = {"hbm_bytes": hbm_bytes, "host_bytes": host_bytes}
+        new = {k: {"value": v, "source": "given by user"} for k, v in given.items() if v is not None}
+        return replace(self, numbers=self.numbers | new) if new else self
+
+    def save(self, path: str | Path) -> None:
+        """Writes the machine as JSON, whole or not at all."""
+        data = {"name": self.name, "kind": self.kind, "numbers": self.numbers, "fits": self.fits, "slowdown": self.slowdown}
+        part = Path(path).with_suffix(".part")
+        part.write_text(json.dumps(data, indent=2) + "\n")
+        part.replace(path)
+
+
+def _check(where: str, name: str, value, rule: str) -> None:
+    good = f"try \"{name.rsplit('.', 1)[-1]}\": {_EXAMPLE[rule]}"
+    if value is None:
+        raise UserError(f"{where}: {name} is missing; {good}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UserError(f"{where}: {name}={value} is no number; {good}")
+    if value < 0 or (rule != "non-negative" and value == 0) or (rule == "count" and value != int(value)):
+        need = {"positive": "must be positive", "non-negative": "must not be negative", "count": "must be a whole number, 1 or more"}[rule]
+        raise UserError(f"{where}: {name}={value} {need}; {good}")
+
+
+def load(path: str | Path) -> Machine:
+    """A machine from a JSON file. Raises UserError naming file, number and rule."""
+    path = Path(path)
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"machine file {path} cannot be read ({error.strerror}); try one of {', '.join(presets())}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error}); write it with fpdt calibrate, or copy a preset") from None
+    if not isinstance(data, dict) or not isinstance(data.get("numbers"), dict):
+        raise UserError(f"{path}: \"numbers\" is missing; a machine has name, kind and numbers, copy a preset")
+    return Machine(str(data.get("name", path.stem)), str(data.get("kind")), data["numbers"], data.get("fits", {}), data.get("slowdown", {}), path.name)
+
+
+@cache
+def presets() -> dict[str, Path]:
+    """Names of the machines that come along -> their files."""
+    return {path.stem: path for path in sorted(Path(__file__).with_name("machines").glob("*.json"))}
+
+
+def machine(name_or_path: str | Path) -> Machine:
+    """A preset by name, or a machine from a JSON file. Raises UserError with the closest names."""
+    if str(name_or_path) in presets():
+        return load(presets()[str(name_or_path)])
+    if str(name_or_path).endswith(".json") or Path(name_or_path).is_file():
+        return load(name_or_path)
+    raise unknown("machine", str(name_or_path), presets())

@@ -23,8 +23,15 @@ class LanguageModel(nn.Module):
             self.loss = Loss(program)
         self.embedding.data = self.embedding.data.to(self.loss.Whead.dtype)
 
-    def forward(self, tokens_T: torch.Tensor, label_T: torch.Tensor, valid: int) -> torch.Tensor:
-        x_TC = nn.functional.embedding(tokens_T, self.embedding)
+    def embed(self, tokens_T: torch.Tensor) -> torch.Tensor:
+        """tokens_T int64 [S/P] -> x_TC."""
+        return nn.functional.embedding(tokens_T, self.embedding)
+
+    def head(self, x_TC: torch.Tensor, label_T: torch.Tensor, valid: int) -> torch.Tensor:
+        """Everything after the embedding."""
         for block in self.blocks:
             x_TC = block(x_TC)
         return self.loss(x_TC, label_T, valid)
+
+    def forward(self, tokens_T: torch.Tensor, label_T: torch.Tensor, valid: int) -> torch.Tensor:
+        return self.head(self.embed(tokens_T), label_T, valid)

@@ -1,0 +1,159 @@
+"""What one rank does: `python -m engine.worker JOB.json`, under torchrun where there are several.
+
+A job is a list of runs; each trains a model by a schedule for some steps and yields a Run. Rank 0 writes them all to the
+job's `out` as JSON. The same worker serves calibration, comparison and the demo.
+"""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from sim import text
+from sim.errors import UserError
+
+
+@dataclass
+class Job:
+    """One training run to do."""
+
+    schedule: str
+    """Schedule text."""
+    steps: int = 3
+    """Steps; the first one warms up and is never timed."""
+    link_GBps: float | None = None
+    """Pace of host copies on CPU, each direction."""
+    seed: int = 0
+    lr: float = 3e-3
+    trace_every: int = 2
+    """Every how many steps the timeline is taken (0: never); the others give the step time."""
+
+
+@dataclass
+class Run:
+    """What one run gave, on rank 0."""
+
+    losses: list[float] = field(default_factory=list)
+    step_ns: list[int] = field(default_factory=list)
+    """Wall time of each step."""
+    traces: dict[int, list] = field(default_factory=dict)
+    """step -> [(op id, layer, stream, start_ns, end_ns)], times from the step's start."""
+    touched_bytes: dict[str, int] = field(default_factory=dict)
+    copied_bytes: dict[str, int] = field(default_factory=dict)
+    """Per step, by direction."""
+    guards_intact: bool = True
+    rss_bytes: int = 0
+    """Peak resident memory of the process."""
+
+
+def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lambda: None) -> Run:
+    """Does a job on this rank; `tick` is called after each step."""
+    import resource
+
+    import torch
+
+    from engine.backend.cpu import CpuBackend
+    from engine.compile import Program
+    from engine.kernels import cpu_flash
+    from engine.text import stdlib_bytes
+    from engine.train import Trainer
+
+    schedule = text.parse(job.schedule)
+    world = schedule.P
+    torch.set_num_threads(1)
+    backend = CpuBackend(placement(rank, world), job.link_GBps)
+    try:
+        program = Program(schedule, backend, cpu_flash, rank, group)
+        trainer, run = Trainer(program, job.seed, job.lr), Run()
+        data = stdlib_bytes(job.steps * schedule.seq)
+        for step in range(job.steps):
+            traced = bool(job.trace_every) and step % job.trace_every == 1 % job.trace_every and step > 0
+            program.spans = [] if traced else None
+            program.copied_bytes = dict.fromkeys(program.copied_bytes, 0)
+            if world > 1:
+                torch.distributed.barrier(group)
+            start = time.perf_counter_ns()
+            run.losses.append(trainer.step(data[step * schedule.seq:(step + 1) * schedule.seq]))
+            run.step_ns.append(time.perf_counter_ns() - start)
+            if traced:
+                run.traces[step] = [(i, layer, stream, s - start, e - start) for i, layer, stream, (s, e) in program.spans]
+            tick()
+        run.copied_bytes = program.copied_bytes
+        run.touched_bytes = {s: program.arenas.touched_bytes(s) for s in ("hbm", "host")}
+        run.guards_intact = program.arenas.guards_intact()
+        run.rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return run
+    finally:
+        backend.close()
+
+
+def placement(rank: int, world: int) -> dict[str, set[int]]:
+    """Cores of each stream: alone, compute has one core and all else the others; with several ranks, rank r has core r."""
+    cores = sorted(os.sched_getaffinity(0))
+    mine = {cores[rank % len(cores)]}
+    if world > 1 or len(cores) == 1:
+        return dict.fromkeys(("compute", "comm", "h2d", "d2h", "host"), mine)
+    return {"compute": {cores[0]}} | dict.fromkeys(("comm", "h2d", "d2h", "host"), set(cores[1:]))
+
+
+def launch(jobs: list[Job], ranks: int, tick: Callable[[], None] = lambda: None) -> list[Run]:
+    """Runs jobs on `ranks` new processes through torchrun; `tick` is called after each step. Raises UserError with the ranks' own line."""
+    with tempfile.TemporaryDirectory() as folder:
+        job, out = Path(folder, "job.json"), Path(folder, "out.json")
+        job.write_text(json.dumps({"out": str(out), "jobs": [asdict(j) for j in jobs]}))
+        starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else ["-m"]
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        process = subprocess.Popen([sys.executable, *starter, "engine.worker", str(job)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            for line in process.stdout:
+                if line.startswith("tick"):
+                    tick()
+            errors = process.stderr.read()
+            if process.wait():
+                lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+                if lines:
+                    raise UserError(lines[0].removeprefix("error: "))
+                raise RuntimeError(f"the ranks ended with {process.returncode}:\n{errors[-3000:]}")
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        return [_run(r) for r in json.loads(out.read_text())]
+
+
+def _run(data: dict) -> Run:
+    return Run(**data | {"traces": {int(k): v for k, v in data["traces"].items()}})
+
+
+def main(path: str) -> None:
+    import datetime
+
+    import torch.distributed as dist
+
+    spec = json.loads(Path(path).read_text())
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    os.sched_setaffinity(0, placement(rank, world)["host"])
+    group = None
+    if world > 1:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+        group = dist.group.WORLD
+    tick = (lambda: print("tick", flush=True)) if rank == 0 else (lambda: None)
+    try:
+        runs = [run_job(Job(**job), rank, group, tick) for job in spec["jobs"]]
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+    if rank == 0:
+        Path(spec["out"]).write_text(json.dumps([asdict(r) for r in runs]))
+    if world > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -77,7 +77,10 @@ def fit(samples: list[Point]) -> dict[str, float]:
     rows = np.array([(1.0, *size) for size in by_size])
     ns = np.array([np.median(times) for times in by_size.values()])
     scale = np.maximum(np.abs(rows).max(0), 1e-12)
-    coefficients, _ = nnls(rows / scale / ns[:, None], np.ones(len(ns)))
+    usable = rows / scale / ns[:, None]
+    if len(ns) == 1:
+        usable[:, 0] = 0  # one size tells no fixed part: proportional to work
+    coefficients, _ = nnls(usable, np.ones(len(ns)))
     return dict(zip(("fixed_ns", "ns_per_gflop", "ns_per_MB"), (coefficients / scale).tolist()))
 
 
@@ -176,7 +179,7 @@ def profile(model: Model, P: int, dtype: str, made: list[Schedule], runs: list[R
 
 def _tflops(fits: dict, key: str) -> float:
     slope = fits.get(key, {}).get("ns_per_gflop", 0)
-    return 1 / slope if slope else 0.1
+    return 1e6 / slope if slope else 0.1
 
 
 def _copy(fits: dict, key: str) -> float:

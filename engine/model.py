@@ -7,6 +7,16 @@ from torch import nn
 from engine.block import Block, init
 from engine.compile import Program
 from engine.loss import Loss
+from sim.model import Model
+
+
+def initial(model: Model, seed: int) -> dict[str, torch.Tensor]:
+    """fp32 weights by state_dict name; the same for a model and a seed, whatever the schedule and the ranks."""
+    shapes = {f"blocks.{k}.{n}": s for k in range(model.layers) for n, s in model.weight_shapes().items()}
+    shapes |= {f"loss.{n}": s for n, s in model.head_shapes().items()} | {"embedding": (model.vocab, model.hidden)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return {name: init(shape, model.layers if name.endswith(("Wo", "Wd")) else 0) for name, shape in shapes.items()}
 
 
 class LanguageModel(nn.Module):
@@ -16,12 +26,10 @@ class LanguageModel(nn.Module):
         """Weights depend on the seed and the model alone, so every rank and every schedule starts from the same ones."""
         super().__init__()
         m = program.schedule.model
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.embedding = nn.Parameter(init((m.vocab, m.hidden)))
-            self.blocks = nn.ModuleList(Block(program, k) for k in range(m.layers))
-            self.loss = Loss(program)
-        self.embedding.data = self.embedding.data.to(self.loss.Whead.dtype)
+        self.blocks = nn.ModuleList(Block(program, k) for k in range(m.layers))
+        self.loss = Loss(program)
+        self.embedding = nn.Parameter(torch.empty((m.vocab, m.hidden), dtype=self.loss.Whead.dtype))
+        self.load_state_dict(initial(m, seed))
 
     def embed(self, tokens_T: torch.Tensor) -> torch.Tensor:
         """tokens_T int64 [S/P] -> x_TC."""

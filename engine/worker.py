@@ -52,45 +52,67 @@ class Run:
     """Peak resident memory of the process."""
 
 
+class Session:
+    """A job set up on this rank, ready to take steps one at a time."""
+
+    def __init__(self, job: Job, rank: int = 0, group=None) -> None:
+        import torch
+
+        from engine.backend.cpu import CpuBackend
+        from engine.compile import Program
+        from engine.kernels import cpu_flash
+        from engine.text import stdlib_bytes
+        from engine.train import Trainer
+
+        torch.set_num_threads(1)
+        self.job, self.run = job, Run()
+        schedule = text.parse(job.schedule)
+        self.seq = schedule.seq
+        self._data = stdlib_bytes(job.steps * self.seq)
+        self._backend = CpuBackend(placement(rank, schedule.P), job.link_GBps)
+        try:
+            self.program = Program(schedule, self._backend, cpu_flash, rank, group)
+            self.trainer = Trainer(self.program, job.seed, job.lr)
+        except BaseException:
+            self._backend.close()
+            raise
+        self._barrier = (lambda: torch.distributed.barrier(group)) if schedule.P > 1 else (lambda: None)
+
+    def step(self, traced: bool) -> None:
+        """One training step; its loss, time and, if traced, spans are added to self.run."""
+        run, program, step = self.run, self.program, len(self.run.losses)
+        program.spans = [] if traced else None
+        program.copied_bytes = dict.fromkeys(program.copied_bytes, 0)
+        self._barrier()
+        start = time.perf_counter_ns()
+        at = step % self.job.steps * self.seq
+        run.losses.append(self.trainer.step(self._data[at:at + self.seq]))
+        run.step_ns.append(time.perf_counter_ns() - start)
+        if traced:
+            run.traces[step] = [(i, layer, stream, s - start, e - start) for i, layer, stream, (s, e) in program.spans]
+
+    def close(self) -> Run:
+        """What the steps gave; ends the streams."""
+        import resource
+
+        self.run.copied_bytes = self.program.copied_bytes
+        self.run.touched_bytes = {s: self.program.arenas.touched_bytes(s) for s in ("hbm", "host")}
+        self.run.guards_intact = self.program.arenas.guards_intact()
+        self.run.rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self._backend.close()
+        return self.run
+
+
 def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lambda: None) -> Run:
     """Does a job on this rank; `tick` is called after each step."""
-    import resource
-
-    import torch
-
-    from engine.backend.cpu import CpuBackend
-    from engine.compile import Program
-    from engine.kernels import cpu_flash
-    from engine.text import stdlib_bytes
-    from engine.train import Trainer
-
-    schedule = text.parse(job.schedule)
-    world = schedule.P
-    torch.set_num_threads(1)
-    backend = CpuBackend(placement(rank, world), job.link_GBps)
+    session = Session(job, rank, group)
     try:
-        program = Program(schedule, backend, cpu_flash, rank, group)
-        trainer, run = Trainer(program, job.seed, job.lr), Run()
-        data = stdlib_bytes(job.steps * schedule.seq)
         for step in range(job.steps):
-            traced = bool(job.trace_every) and step % job.trace_every == 1 % job.trace_every and step > 0
-            program.spans = [] if traced else None
-            program.copied_bytes = dict.fromkeys(program.copied_bytes, 0)
-            if world > 1:
-                torch.distributed.barrier(group)
-            start = time.perf_counter_ns()
-            run.losses.append(trainer.step(data[step * schedule.seq:(step + 1) * schedule.seq]))
-            run.step_ns.append(time.perf_counter_ns() - start)
-            if traced:
-                run.traces[step] = [(i, layer, stream, s - start, e - start) for i, layer, stream, (s, e) in program.spans]
+            session.step(step > 0 and job.trace_every > 0 and step % job.trace_every == 1 % job.trace_every)
             tick()
-        run.copied_bytes = program.copied_bytes
-        run.touched_bytes = {s: program.arenas.touched_bytes(s) for s in ("hbm", "host")}
-        run.guards_intact = program.arenas.guards_intact()
-        run.rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return run
     finally:
-        backend.close()
+        run = session.close()
+    return run
 
 
 def placement(rank: int, world: int) -> dict[str, set[int]]:

@@ -1,1 +1,1 @@
-"""The top floor: the `fpdt` command and one script a figure or table. Nothing imports it."""
+"""The top floor: the command line, the demo, and one script a figure or table."""

@@ -1,0 +1,208 @@
+"""Compare: one schedule, predicted and then measured, side by side.
+
+The order is what makes it honest: calibrate at other sizes, predict, write the prediction down, and only then run.
+"""
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from engine import calibrate, measure, unchunked
+from engine.arenas import planned_bytes
+from engine.worker import Job, Run, launch
+from sim import export, text
+from sim.build.step import build
+from sim.errors import UserError
+from sim.lint import lint
+from sim.machine import Machine
+from sim.metrics import summary
+from sim.model import Model
+from sim.plot import overlay
+from sim.schedule import SPACES, Schedule
+from sim.simulate import simulate
+from sim.strategy import Strategy
+from sim.timeline import Timeline
+from sim.units import show_bytes, show_tokens
+
+CONVENTIONS = ("mfu_causal", "mfu_palm", "hfu", "mfu_megatron_ds")
+
+
+@dataclass
+class Comparison:
+    """A schedule, what was predicted for it and what was measured."""
+
+    schedule: Schedule
+    strategy: Strategy
+    machine: Machine
+    predicted: Timeline
+    measured: Timeline
+    run: Run
+    reference: list[float] | None
+    """Losses of the same training without chunks or offload."""
+
+
+def compare(
+    model: Model, strategy: Strategy, seq: int, dtype: str = "fp32", *, steps: int = 5, machine: Machine | None = None,
+    link_GBps: float | None = None, reference: bool = False, out: Path, command: str = "", console: Console | None = None,
+) -> Comparison:
+    """Calibrates (unless a machine is given), predicts, runs on this machine's CPU cores, and writes and prints both.
+
+    Writes to `out`: schedule.txt, machine.json, predicted.json (before the first step), measured.json, overlay.png, trace.json,
+    summary.json. Raises UserError where the plan does not fit this machine.
+    """
+    console = console or Console()
+    strategy = strategy.replace(host_sync="region", zero=0)
+    schedule = build(model, strategy, seq, dtype)
+    lint(schedule)
+    check_memory(schedule, strategy, calibrate.memory_bytes())
+    out.mkdir(parents=True, exist_ok=True)
+    for stale in ("predicted.json", "measured.json", "summary.json", "overlay.png", "trace.json"):
+        (out / stale).unlink(missing_ok=True)
+    if schedule.seq != seq:
+        console.print(f"S={seq} is padded to {schedule.seq}, a multiple of P={schedule.P}, with ignored labels")
+    with _progress(console) as bar:
+        if machine is None:
+            machine = _calibrate(model, strategy, dtype, link_GBps, bar)
+            machine.save(out / "machine.json")
+        (out / "schedule.txt").write_text(text.show(schedule))
+        predicted = simulate(schedule, strategy, machine)
+        predicted.meta |= {"source": "predicted", "provenance": calibrate.provenance(), "command": command}
+        predicted.save(out / "predicted.json")
+        task = bar.add_task(f"train {model.name}, S={show_tokens(schedule.seq)}, {schedule.P} ranks", total=steps)
+        run, = launch([Job(text.show(schedule), steps=steps, link_GBps=link_GBps)], schedule.P, lambda: bar.advance(task))
+        plain = None
+        if reference:
+            task = bar.add_task("the same without chunks or offload", total=steps)
+            plain = unchunked.losses(model, seq, steps, tick=lambda: bar.advance(task))
+    measured = measure.timeline(schedule, strategy, machine, run)
+    measured.meta |= {"source": "measured", "provenance": calibrate.provenance(), "command": command}
+    measured.save(out / "measured.json")
+    found = Comparison(schedule, strategy, machine, predicted, measured, run, plain)
+    overlay(predicted, measured, out / "overlay.png")
+    export.save({"predicted": predicted, "measured": measured}, out / "trace.json")
+    report(found, console)
+    _write(out / "summary.json", summary_json(found, command))
+    return found
+
+
+def check_memory(schedule: Schedule, strategy: Strategy, have_bytes: int) -> None:
+    """Both arenas of all ranks, which share this machine's memory, fit. Raises UserError with the longest S that would."""
+
+    def need(s: Schedule) -> int:
+        return s.P * sum(s.arena_bytes(space) for space in SPACES)
+
+    if need(schedule) <= have_bytes:
+        return
+    low, high = schedule.P, schedule.seq
+    while high - low > max(1, schedule.seq // 256):
+        middle = (low + high) // 2
+        low, high = (middle, high) if need(build(schedule.model, strategy, middle, schedule.dtype)) <= have_bytes else (low, middle)
+    raise UserError(
+        f"S={schedule.seq} needs {show_bytes(need(schedule))} for the arenas of {schedule.P} ranks, "
+        f"{show_bytes(need(schedule) - have_bytes)} more than the {show_bytes(have_bytes)} of memory here; the longest S that fits is about {low}")
+
+
+def _calibrate(model: Model, strategy: Strategy, dtype: str, link_GBps: float | None, bar: Progress) -> Machine:
+    task = bar.add_task("calibrate this machine", total=None)
+
+    def run(jobs: list[Job]) -> list[Run]:
+        bar.update(task, total=sum(j.steps for j in jobs))
+        return launch(jobs, strategy.sp, lambda: bar.advance(task))
+
+    return calibrate.calibrate(model, strategy.sp, dtype, run, link_GBps)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
+
+
+def rows(c: Comparison) -> list[tuple[str, float, float, str]]:
+    """(what, predicted, measured, unit) of everything that is compared."""
+    bare, traced = measure.step_ns(c.run)
+    p, m = summary(c.predicted), summary(c.measured)
+    found = [("step time", p["step_s"], bare / 1e9, "s"), ("step time, with per-op times taken", p["step_s"], traced / 1e9, "s")]
+    for stream in ("compute", "comm", "h2d", "d2h"):
+        if c.predicted.on(stream).any():
+            found.append((f"busy: {stream}", busy_s(c.predicted, stream), busy_s(c.measured, stream), "s"))
+    found.append(("overlap (copies under compute)", p["overlap"], m["overlap"], "%"))
+    found += [(f"arena: {s}", planned_bytes(c.schedule, s), c.run.touched_bytes[s], "MiB") for s in SPACES]
+    found += [(name, p[name], p[name] * p["step_s"] * 1e9 / bare, "%") for name in CONVENTIONS]
+    return found
+
+
+def busy_s(t: Timeline, stream: str) -> float:
+    """Seconds a stream was at work."""
+    mask = t.on(stream)
+    return float((t.end_ns[mask] - t.start_ns[mask]).sum()) / 1e9
+
+
+def worst_ops(c: Comparison, count: int = 5) -> list[tuple[str, int, int]]:
+    """(op, predicted ns, measured ns) with the largest absolute errors, durations summed over layers."""
+    total: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for side, t in enumerate((c.predicted, c.measured)):
+        for op, _, stream, start, end in t.spans():
+            if stream != "host":
+                total[op][side] += end - start
+    ranked = sorted(total.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
+    return [(op, *times) for op, times in ranked[:count]]
+
+
+SCALE = {"s": 1.0, "%": 100.0, "MiB": 1 / 2**20}
+
+
+def report(c: Comparison, console: Console) -> None:
+    """Prints the comparison, the losses and the five ops with the largest error."""
+    s = c.schedule
+    table = Table(title=f"{s.model.name}: S={show_tokens(s.seq)} C={show_tokens(s.chunk)} u={len(s.chunks)} P={s.P} {s.dtype}, {s.layers} layers")
+    for name in ("", "predicted", "measured", "signed error"):
+        table.add_column(name, justify="right" if name else "left")
+    for what, predicted, measured, unit in rows(c):
+        scale = SCALE[unit]
+        table.add_row(what, f"{predicted * scale:.3f} {unit}", f"{measured * scale:.3f} {unit}", signed(predicted, measured, unit))
+    console.print(table)
+    console.print(f"MFU peak: {c.machine['peak_name']}, {c.machine['peak_TFLOPS'] * 1e3:.0f} GFLOP/s a rank. "
+                  f"Per-op times cost {(measure.step_ns(c.run)[1] / measure.step_ns(c.run)[0] - 1):+.1%} of a step.")
+    losses = Table(title="loss of each step")
+    for name in ("step", "scheduled", *(("unchunked", "difference") if c.reference else ())):
+        losses.add_column(name, justify="right")
+    for step, loss in enumerate(c.run.losses):
+        losses.add_row(str(step), f"{loss:.6f}", *((f"{c.reference[step]:.6f}", f"{loss - c.reference[step]:+.1e}") if c.reference else ()))
+    console.print(losses)
+    table = Table(title="the five ops with the largest error (all layers)")
+    for name in ("op", "predicted", "measured", "signed error"):
+        table.add_column(name, justify="right" if name != "op" else "left")
+    for op, predicted, measured in worst_ops(c):
+        table.add_row(op, f"{predicted / 1e6:.2f} ms", f"{measured / 1e6:.2f} ms", signed(predicted, measured, "ms"))
+    console.print(table)
+
+
+def signed(predicted: float, measured: float, unit: str) -> str:
+    """The prediction's error with its sign: of the measured value, or in points for shares."""
+    if unit == "%":
+        return f"{(predicted - measured) * 100:+.2f} points"
+    return f"{predicted / measured - 1:+.1%}" if measured else "n/a"
+
+
+def summary_json(c: Comparison, command: str) -> dict:
+    """What summary.json holds: everything printed, and where it comes from."""
+    return {
+        "provenance": {"machine": calibrate.provenance(), "command": command, "schedule": text.digest(c.schedule)},
+        "rows": [{"what": w, "predicted": p, "measured": m, "unit": u, "signed_error": signed(p, m, u)} for w, p, m, u in rows(c)],
+        "predicted": summary(c.predicted), "measured": summary(c.measured),
+        "losses": c.run.losses, "unchunked_losses": c.reference, "step_s": [ns / 1e9 for ns in c.run.step_ns],
+        "copied_bytes": c.run.copied_bytes, "guards_intact": c.run.guards_intact, "peak_rss_bytes": c.run.rss_bytes,
+        "worst_ops": [{"op": o, "predicted_ns": p, "measured_ns": m} for o, p, m in worst_ops(c)],
+        "strategy": asdict(c.strategy),
+    }
+
+
+def _write(path: Path, data: dict) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(data, indent=1) + "\n")
+    part.replace(path)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from sim.errors import UserError
-from sim.schedule import STREAMS
+from sim.machine import Machine
+from sim.schedule import SPACES, STREAMS, Schedule
+from sim.strategy import Strategy
 
 ROWS = STREAMS + ("external",)
 """Streams by number, as in the `stream` column."""
@@ -71,6 +73,15 @@ class Timeline:
         part = Path(path).with_suffix(".part")
         part.write_text(json.dumps({"meta": self.meta, "names": self.names, "streams": ROWS, **columns, "memory": memory}) + "\n")
         part.replace(path)
+
+
+def meta(schedule: Schedule, strategy: Strategy, machine: Machine, assumptions: list[str]) -> dict:
+    """What a timeline of this schedule carries beside its spans, for a prediction and a measurement alike."""
+    return {
+        "model": asdict(schedule.model), "seq": schedule.seq, "P": schedule.P, "chunk": schedule.chunk, "dtype": schedule.dtype,
+        "strategy": asdict(strategy), "machine": machine.name, "kind": machine.kind, "numbers": {k: machine[k] for k in machine.numbers},
+        "arena_bytes": {space: schedule.arena_bytes(space) for space in SPACES}, "assumptions": assumptions,
+    }
 
 
 _COLUMNS = {"op": np.int32, "layer": np.int32, "stream": np.int8, "start_ns": np.int64, "end_ns": np.int64}

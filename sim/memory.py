@@ -1,0 +1,214 @@
+"""Memory: five rows over time, from a timeline's spans and the schedule they ran. A peak is the maximum of their sum over time.
+
+    planned     the arenas, whole                                             live       of them: first write to last access
+    arguments   hidden states and their gradients, labels, weight gradients of a running region (fp32)
+    workspace   what a kernel needs beside its operands, while it runs
+    states      parameters, gradients, optimizer; under ZeRO-3 a rank's share, and the gathered parameters of regions at work
+
+A hidden state lives from its first write to its last read: without offload backward reads it, so every layer's stays.
+The same function serves predicted and measured spans.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from sim.externals import STATE_BYTES, region_params
+from sim.layout import ITEM
+from sim.ops import KINDS
+from sim.schedule import SPACES, STREAMS, Schedule
+from sim.strategy import Strategy
+from sim.timeline import Timeline
+
+ROWS = ("planned", "arguments", "workspace", "states", "live")
+COUNTED = ROWS[:4]
+"""The rows whose sum is what a rank needs."""
+
+
+def curves(schedule: Schedule, timeline: Timeline, strategy: Strategy) -> dict[str, dict[str, np.ndarray]]:
+    """Space -> {"t_ns", and bytes by row}; a value holds until the next t_ns. Host rows other than planned and live are 0."""
+    when = _When(schedule, timeline)
+    lives = {"arguments": _arguments(schedule, when), "workspace": _workspace(schedule, when), "states": _states(schedule, when, strategy.zero)}
+    live = _live(schedule, when)
+    end = int(timeline.end_ns.max(initial=0))
+    return {
+        space: _curve(schedule.arena_bytes(space), end, (lives if space == "hbm" else {}) | {"live": live[space]})
+        for space in SPACES
+    }
+
+
+def total(rows: dict[str, np.ndarray]) -> np.ndarray:
+    """Bytes that a rank needs over time: planned + arguments + workspace + states."""
+    return sum(rows[row] for row in COUNTED)
+
+
+Lives = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""(from ns, to ns, bytes) of things that exist for a while."""
+
+
+class _When:
+    """Times of ops by region and layer, and which ops touch a buffer first and last on each stream."""
+
+    def __init__(self, schedule: Schedule, timeline: Timeline) -> None:
+        self.layers, self.timeline = schedule.layers, timeline
+        number = {}
+        self.base: dict[str, int] = {}
+        self.layer_of = {r: [layer for region, layer in schedule.order() if region == r] for r in schedule.regions}
+        for name, region in schedule.regions.items():
+            self.base[name] = len(number)
+            for op in region.ops:
+                number[op.id] = len(number)
+        ours = np.array([number.get(name, -1) for name in timeline.names], np.int64)[timeline.op]
+        mine = ours >= 0
+        shape = len(number), self.layers
+        self.start, self.end = np.full(shape, np.iinfo(np.int64).max), np.full(shape, -1)
+        layer = np.clip(timeline.layer, 0, self.layers - 1)
+        self.start[ours[mine], layer[mine]] = timeline.start_ns[mine]
+        self.end[ours[mine], layer[mine]] = timeline.end_ns[mine]
+        self.touched = {r: self._touched(schedule, r) for r in schedule.regions}
+
+    def _touched(self, schedule: Schedule, region: str) -> dict[str, list[int]]:
+        """Buffer, and base name of a chunked argument -> ops that may be its first or its last access."""
+        buffers = schedule.regions[region].buffers
+        group = {name: [name] if b.life != "argument" else [name.partition("[")[0]] for name, b in (schedule.saved | buffers).items()}
+        first: dict[tuple[str, str], int] = {}
+        last: dict[tuple[str, str], int] = {}
+        for k, op in enumerate(schedule.regions[region].ops, self.base[region]):
+            for name in op.reads + op.writes:
+                for g in group[name]:
+                    key = g, op.stream
+                    first.setdefault(key, k)
+                    last[key] = k
+        found: dict[str, list[int]] = {}
+        for (name, _), k in [*first.items(), *last.items()]:
+            found.setdefault(name, []).append(k)
+        return found
+
+    def span(self, region: str, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """(first access, last access) in ns of a buffer, by layer; None if the region does not touch it."""
+        ops = self.touched.get(region, {}).get(name)
+        return None if ops is None else (self.start[ops].min(0), self.end[ops].max(0))
+
+    def region(self, region: str) -> tuple[np.ndarray, np.ndarray]:
+        """(first start, last end) of a region's ops, by layer."""
+        low = self.base[region]
+        high = min((b for b in self.base.values() if b > low), default=len(self.start))
+        return self.start[low:high].min(0, initial=np.iinfo(np.int64).max), self.end[low:high].max(0, initial=-1)
+
+    def external(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(start, end) of the external spans of one name, in order."""
+        mine = self.timeline.op == (self.timeline.names.index(name) if name in self.timeline.names else -1)
+        return self.timeline.start_ns[mine], self.timeline.end_ns[mine]
+
+
+def _arguments(schedule: Schedule, when: _When) -> Lives:
+    """Hidden state k enters layer k; its gradient leaves it."""
+    m, L = schedule.model, schedule.layers
+    hidden = schedule.seq // schedule.P * m.hidden * ITEM[schedule.dtype]
+    low, high, size = [], [], []
+
+    def live(start, end, size_bytes) -> None:
+        low.append(start), high.append(end), size.append(size_bytes)
+
+    at = {(r, b): when.span(r, b) for r, b in (("fwd", "x"), ("fwd", "y"), ("loss", "x"), ("loss", "dx"), ("loss", "label"), ("bwd", "x"), ("bwd", "dy"), ("bwd", "dx"))}
+    for k in range(L + 1):
+        readers = [("fwd", "x", k), ("bwd", "x", k)] if k < L else [("loss", "x", L - 1)]
+        ends = [at[r, b][1][layer] for r, b, layer in readers if at[r, b]]
+        ends += [at["fwd", "y"][1][k - 1]] if k and at["fwd", "y"] else []
+        if ends:
+            live(at["fwd", "y"][0][k - 1] if k and at["fwd", "y"] else 0, max(ends), hidden)
+        made = at["loss", "dx"] if k == L else at["bwd", "dx"]
+        if made:
+            layer = min(k, L - 1)
+            used = at["bwd", "dy"][1][k - 1] if k and at["bwd", "dy"] else made[1][layer]
+            live(made[0][layer], max(used, made[1][layer]), hidden)
+    if at["loss", "label"]:
+        live(0, at["loss", "label"][1][L - 1], 8 * schedule.seq // schedule.P)
+    reduced = list(when.external("ext.reduce")[1])
+    for region in ("loss", "bwd"):
+        for layer in when.layer_of.get(region, ()):
+            spans = [(when.span(region, b.name), b.size_bytes) for b in schedule.regions[region].buffers.values() if b.role == "grad"]
+            until = reduced.pop(0) if len(reduced) > 1 else 0
+            for (start, end), size_bytes in [s for s in spans if s[0]]:
+                live(start[layer], max(end[layer], until), size_bytes)
+    return _lives(low, high, size)
+
+
+def _workspace(schedule: Schedule, when: _When) -> Lives:
+    cache: dict[tuple, int] = {}
+    size, ops, kinds = [], [], []
+    for name, region in schedule.regions.items():
+        for k, op in enumerate(region.ops, when.base[name]):
+            if op.stream == "compute":
+                key = (op.kind, *op.args.values()) if "at" not in op.args else (op.kind, op.args["n"])
+                if key not in cache:
+                    cache[key] = KINDS[op.kind].workspace(op, schedule)
+                size.append(cache[key])
+                ops.append(k)
+    start, end = when.start[ops], when.end[ops]
+    return _lives(start.T.ravel(), end.T.ravel(), np.tile(np.array(size, np.int64), when.layers))
+
+
+def _states(schedule: Schedule, when: _When, zero: int) -> Lives:
+    m, item = schedule.model, ITEM[schedule.dtype]
+    end = int(when.timeline.end_ns.max(initial=0))
+    low, high, size = [0], [end], [STATE_BYTES * m.params // (schedule.P if zero == 3 else 1)]
+    if zero == 3 and schedule.P > 1:
+        gathered = when.external("ext.gather")[0]
+        regions = {r: when.region(r) for r in schedule.regions}
+        order = schedule.order()
+        for k, (region, layer) in enumerate(order):
+            start, last = (t[layer] for t in regions[region])
+            low.append(min(start, gathered[k]) if len(gathered) == len(order) else start)
+            high.append(last)
+            size.append(region_params(m, region) * item)
+        embedded = when.external("ext.embed")[1]
+        if len(embedded):
+            low.append(0), high.append(embedded[0]), size.append(m.vocab * m.hidden * item)
+    return _lives(low, high, size)
+
+
+def _live(schedule: Schedule, when: _When) -> dict[str, Lives]:
+    """Arena buffers by space: each instance's own from first to last access, saved ones from forward to backward."""
+    found: dict[str, list] = {space: [] for space in SPACES}
+    for name, region in schedule.regions.items():
+        for b in region.buffers.values():
+            span = when.span(name, b.name) if b.life != "argument" else None
+            if span:
+                layers = when.layer_of[name]
+                found[b.space].append((span[0][layers], span[1][layers], b.size_bytes))
+    for b in schedule.saved.values():
+        spans = [s for s in (when.span(r, b.name) for r in schedule.regions) if s]
+        if spans:
+            found[b.space].append((np.min([s[0] for s in spans], 0), np.max([s[1] for s in spans], 0), b.size_bytes))
+    return {
+        space: _lives(*(np.concatenate(c) if rows else [] for c in zip(*[(a, z, np.full(len(a), n)) for a, z, n in rows] or [((), (), ())])))
+        for space, rows in found.items()
+    }
+
+
+def _lives(low: Iterable, high: Iterable, size: Iterable) -> Lives:
+    """Columns, without what never ran."""
+    low, high, size = (np.asarray(c, np.int64) for c in (low, high, size))
+    good = (high > low) & (size > 0)
+    return low[good], high[good], size[good]
+
+
+def _curve(planned: int, end: int, lives: dict[str, Lives]) -> dict[str, np.ndarray]:
+    """Rows over the times where any of them changes; at one time all changes count together."""
+    times = np.concatenate([[0, end], *(c for low, high, _ in lives.values() for c in (low, high))]).astype(np.int64)
+    order = np.argsort(times, kind="stable")
+    t = times[order]
+    last = np.r_[t[1:] != t[:-1], True]
+    rows, at = {"t_ns": t[last], "planned": np.full(int(last.sum()), planned)}, 2
+    for name in ROWS[1:]:
+        if name not in lives:
+            rows[name] = np.zeros(int(last.sum()), np.int64)
+            continue
+        _, _, size = lives[name]
+        change = np.zeros(len(times), np.int64)
+        change[at:at + len(size)], change[at + len(size):at + 2 * len(size)] = size, -size
+        at += 2 * len(size)
+        rows[name] = np.cumsum(change[order])[last]
+    return rows

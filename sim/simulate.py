@@ -1,0 +1,339 @@
+"""Simulate: the schedule on a machine, in integer nanoseconds, one simpy process a stream and one for the host thread.
+
+The host issues ops in list order, `launch_ns` each, and blocks when `queue_depth` of them are unfinished, or at a sync. An op starts
+when its stream is done with the one before (+ `gap_ns`), it was issued, and its waits are done (+ `wake_ns` if it had to wait).
+External work (gathers, reductions) runs beside, with waits of the same form.
+
+Layers repeat. When two layers in a row begin in the same state (pointers, work left, times, all relative), the step between them
+repeats until the host's look-ahead reaches the end of the run of equal regions: those layers are copied, not simulated. To skip
+n of them, n coming instances are struck from the list and what is recorded later is moved by n periods; no event is touched.
+"""
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+from simpy import Environment, Event
+from simpy.events import Timeout
+
+from sim import memory
+from sim.contention import Pool
+from sim.cost import op_ns, unfitted
+from sim.errors import UserError
+from sim.externals import Externals, externals
+from sim.machine import NUMBERS, Machine
+from sim.schedule import PREV, STREAMS, Schedule
+from sim.strategy import Strategy
+from sim.timeline import ROWS, Timeline, meta
+
+COMPUTE, HOST = STREAMS.index("compute"), STREAMS.index("host")
+EXTERNAL = ROWS.index("external")
+GATHER, REDUCE = len(STREAMS), len(STREAMS) + 1
+"""External streams; both are the timeline's `external` row."""
+
+
+def simulate(schedule: Schedule, strategy: Strategy, machine: Machine, unroll: bool = False) -> Timeline:
+    """The predicted timeline of one step. `unroll` simulates every layer; the result is the same. Raises UserError on a deadlock."""
+    ext = externals(machine, schedule, strategy.zero)
+    world = _World(schedule, machine, ext, unroll)
+    world.run()
+    notes = _assumptions(machine, schedule, world)
+    timeline = _timeline(schedule, world, ext)
+    timeline.meta = meta(schedule, strategy, machine, notes)
+    timeline.memory = memory.curves(schedule, timeline, strategy)
+    return timeline
+
+
+@dataclass
+class _Part:
+    """A region with one particular region before it, ready to run. Op n is its gather, op n + 1 its reduction, if any."""
+
+    region: str
+    size: int
+    """Spans of an instance."""
+    host: list[int]
+    """Stream of each op, in issue order."""
+    streams: dict[int, list[tuple[int, int, tuple]]]
+    """Stream -> (op, ns, waits) in order; a wait is (instances back, op)."""
+    syncs: dict[int, tuple]
+    """Host op -> its waits."""
+    begins: int
+    """First compute op, or -1."""
+
+
+class _Stream:
+    """Where a process is, for the snapshot: instance, op, and what it is at."""
+
+    __slots__ = ("v", "i", "phase", "start", "end", "ready")
+
+    def __init__(self) -> None:
+        self.v = self.i = self.phase = self.start = self.end = self.ready = 0
+
+
+IDLE, ISSUE, WAIT, RUN, PARKED = range(5)
+
+
+class _World:
+    """Processes, what they have done, and what they record. Instances are numbered v in the list that shrinks by skipping."""
+
+    def __init__(self, schedule: Schedule, machine: Machine, ext: Externals, unroll: bool) -> None:
+        self.env, self.unroll = Environment(ext.embed), unroll
+        self.launch, self.wake, self.gap = (round(machine[f"{k}_ns"]) for k in ("launch", "wake", "gap"))
+        self.depth = int(machine["queue_depth"])
+        self.pool = Pool(self.env, machine) if machine.slowdown else None
+        self.instances = schedule.order()
+        self.parts = _parts(schedule, op_ns(machine, schedule), ext, [region for region, _ in self.instances])
+        self.first = np.cumsum([0] + [p.size for p in self.parts]).tolist()
+        self.base = self.first
+        self.done: list[list[int]] = []
+        self.issued = self.open = 0
+        self.room: Event | None = None
+        self.asked: dict[int, Event] = {}
+        self.waiting: dict[int, Event] = {}
+        self.slots, self.starts, self.ends = array("q"), array("q"), array("q")
+        self.jumps: list[tuple[int, int, int, int, int]] = []
+        """(first record, end record, copies, period in ns, spans) of each window that repeats."""
+        self._before: tuple | None = None
+        busy = sorted({s for p in self.parts for s in p.streams})
+        self.state = {s: _Stream() for s in (*busy, HOST)}
+
+    def run(self) -> None:
+        """Runs the step to its end."""
+        for s in self.state:
+            self.env.process(self._host() if s == HOST else self._stream(s))
+        self.env.run()
+        stuck = [s for s, state in self.state.items() if state.v < len(self.parts)]
+        if stuck:
+            raise UserError(f"the schedule never ends: {', '.join((STREAMS + ('gather', 'reduce'))[s] for s in stuck)} wait for ops that never start; lint it")
+
+    def _host(self):
+        env, me, asked, launch = self.env, self.state[HOST], self.asked, self.launch
+        while me.v < len(self.parts):
+            part, base = self.parts[me.v], self.base[me.v]
+            for i, stream in enumerate(part.host):
+                me.i, me.phase = i, IDLE
+                if stream == HOST:
+                    yield from self._sync(me, part.syncs[i])
+                    continue
+                if self.open >= self.depth:
+                    self.room = Event(env)
+                    yield self.room
+                if launch:
+                    me.phase, me.end = RUN, env.now + launch
+                    yield Timeout(env, launch)
+                self.open += 1
+                self.issued = base + i + 1
+                event = asked.pop(stream, None)
+                if event is not None:
+                    event.succeed()
+            me.v += 1
+            self.issued = base + part.size
+            for s in [s for s in asked if self.state[s].phase == PARKED]:
+                asked.pop(s).succeed()
+
+    def _sync(self, me: _Stream, waits: tuple):
+        start, last, me.phase = self.env.now, 0, WAIT
+        for back, k in waits:
+            if self._done(me.v - back)[k] < 0:
+                yield self._event(me.v - back, k)
+            last = max(last, self._done(me.v - back)[k])
+        if last > start and self.wake:
+            me.phase, me.end = RUN, last + self.wake
+            yield Timeout(self.env, self.wake)
+        self._finish(me.v, me.i, start, self.env.now)
+
+    def _stream(self, s: int):
+        env, me, pool, wake, gap = self.env, self.state[s], self.pool, self.wake, self.gap
+        ours = s < len(STREAMS)
+        me.ready, asked = env.now, self.asked
+        while me.v < len(self.parts):
+            v, part = me.v, self.parts[me.v]
+            done, earlier, base = self._done(v), self._done(v - 1) if v else (), self.base[v]
+            todo = part.streams.get(s, ())
+            if not todo and self.issued < base + part.size:
+                me.phase, me.i = PARKED, 0
+                asked[s] = event = Event(env)
+                yield event
+                me.ready = max(me.ready, env.now)
+            for i, ns, waits in todo:
+                me.i = i
+                if ours and self.issued <= base + i:
+                    me.phase = ISSUE
+                    asked[s] = event = Event(env)
+                    yield event
+                    if env.now > me.ready:
+                        me.ready = env.now
+                start = me.ready
+                if waits:
+                    me.phase, last = WAIT, 0
+                    for back, k in waits:
+                        t = (earlier if back else done)[k]
+                        if t < 0:
+                            yield self._event(v - back, k)
+                            t = (earlier if back else done)[k]
+                        if t > last:
+                            last = t
+                    if last > start:
+                        start = last + wake
+                me.phase, me.start, me.end = RUN, start, start + ns
+                if i == part.begins and s == COMPUTE and not self.unroll:
+                    self._snapshot(v)
+                if pool is None or not ours:
+                    if me.end > env.now:
+                        yield Timeout(env, me.end - env.now)
+                else:
+                    if start > env.now:
+                        yield Timeout(env, start - env.now)
+                    yield pool.run(s, ns)
+                    me.end = env.now
+                me.ready = me.end + gap if ours else me.end
+                me.phase = IDLE
+                self._finish(v, i, start, me.end)
+                if ours:
+                    self.open -= 1
+                    if self.room is not None:
+                        self.room.succeed()
+                        self.room = None
+            me.v += 1
+
+    def _finish(self, v: int, i: int, start: int, end: int) -> None:
+        self._done(v)[i] = end
+        slot = self.base[v] + i
+        self.slots.append(slot)
+        self.starts.append(start)
+        self.ends.append(end)
+        event = self.waiting.pop(slot, None)
+        if event is not None:
+            event.succeed()
+
+    def _event(self, v: int, i: int) -> Event:
+        """The event of an op's end; several may wait for it."""
+        slot = self.base[v] + i
+        if slot not in self.waiting:
+            self.waiting[slot] = Event(self.env)
+        return self.waiting[slot]
+
+    def _done(self, v: int) -> list[int]:
+        while len(self.done) <= v:
+            self.done.append([-1] * self.parts[len(self.done)].size)
+        return self.done[v]
+
+    def _snapshot(self, v: int) -> None:
+        """The state as an instance begins, relative to it; if it equals the one before, skip what repeats."""
+        now, parts = self.env.now, self.parts
+        low = min(s.v for s in self.state.values())
+        high = max(s.v for s in self.state.values())
+        state = tuple([self._relative(s, k, v, now) for k, s in self.state.items()])
+        here = (state, now, len(self.slots), low)
+        before, self._before = self._before, here
+        if before is None or before[0] != state or high >= len(parts):
+            return
+        if any(parts[w] is not parts[w + 1] for w in range(before[3], high)):
+            return
+        last = high
+        while last + 1 < len(parts) and parts[last + 1] is parts[high]:
+            last += 1
+        n = last - high
+        if n:
+            self.jumps.append((before[2], here[2], n, now - before[1], parts[v].size))
+            del parts[high + 1:high + 1 + n]
+            self.base = np.cumsum([0] + [p.size for p in parts]).tolist()
+
+    def _relative(self, s: _Stream, stream: int, v: int, now: int) -> tuple:
+        if s.phase != RUN:
+            return s.v - v, s.i, s.phase, max(s.ready - now, -1)
+        if stream == HOST:
+            return s.v - v, s.i, s.phase, s.end - now
+        flow = self.pool.flows.get(stream) if self.pool else None
+        return s.v - v, s.i, s.phase, s.start - now, flow.left(now) if flow else s.end - now
+
+
+def _parts(schedule: Schedule, ns: dict[str, int], ext: Externals, order: list[str]) -> list[_Part]:
+    """The parts of a step in order; equal neighbourhoods are one object."""
+    index = {r: {op.id: k for k, op in enumerate(region.ops)} for r, region in schedule.regions.items()}
+    size = {r: len(found) + (r in ext.gather) + (r in ext.reduce) for r, found in index.items()}
+    compute = {r: [k for k, op in enumerate(region.ops) if op.stream == "compute"] for r, region in schedule.regions.items()}
+    made: dict[tuple[str, str], _Part] = {}
+
+    def waits_of(op, region: str, before: str) -> tuple:
+        found = []
+        for w in op.waits:
+            if not w.startswith(PREV):
+                found.append((0, index[region][w]))
+            elif before and w.startswith(f"{PREV}{before}:"):
+                found.append((1, index[before][w.split(":", 2)[2]]))
+        return tuple(found)
+
+    def make(region: str, before: str) -> _Part:
+        ops = schedule.regions[region].ops
+        host = [STREAMS.index(op.stream) for op in ops]
+        streams: dict[int, list] = {}
+        syncs = {}
+        mine = compute[region]
+        gate = len(ops) if region in ext.gather else -1
+        for k, (op, s) in enumerate(zip(ops, host)):
+            waits = waits_of(op, region, before)
+            if s == HOST:
+                syncs[k] = waits
+            else:
+                streams.setdefault(s, []).append((k, ns[op.id], waits + ((0, gate),) if gate >= 0 and mine and k == mine[0] else waits))
+        if region in ext.gather:
+            prefetch = ((1, compute[before][0]),) if before and compute[before] else ()
+            streams[GATHER] = [(gate, ext.gather[region], prefetch)]
+        if region in ext.reduce:
+            streams[REDUCE] = [(size[region] - 1, ext.reduce[region], ((0, mine[-1]),) if mine else ())]
+        return _Part(region, size[region], host, streams, syncs, mine[0] if mine else -1)
+
+    for pair in zip(order, ["", *order]):
+        if pair not in made:
+            made[pair] = make(*pair)
+    return [made[pair] for pair in zip(order, ["", *order])]
+
+
+def _timeline(schedule: Schedule, world: _World, ext: Externals) -> Timeline:
+    """Columns in issue order: the embedding, every instance, the last reduction, the optimizer."""
+    names, tables = ["ext.embed", "ext.gather", "ext.reduce", "ext.optimizer"], {}
+    for name, region in schedule.regions.items():
+        extra = [k for k, has in ((1, ext.gather), (2, ext.reduce)) if name in has]
+        ops = np.r_[np.arange(len(region.ops)) + len(names), extra].astype(np.int32)
+        streams = np.array([ROWS.index(op.stream) for op in region.ops] + [EXTERNAL] * len(extra), np.int8)
+        tables[name] = ops, streams
+        names += [op.id for op in region.ops]
+    start, end = _times(world)
+    last = max(int(end.max(initial=0)), ext.embed)
+    after = [(k, a, b) for k, a, b in ((2, last, last + ext.final), (3, last + ext.final, last + ext.final + ext.optimizer)) if b > a]
+    op = [[0], *(tables[region][0] for region, _ in world.instances), [k for k, _, _ in after]]
+    stream = [[EXTERNAL], *(tables[region][1] for region, _ in world.instances), [EXTERNAL] * len(after)]
+    layer = np.repeat(np.array([-1] + [k for _, k in world.instances] + [-1]), [len(part) for part in op])
+    return Timeline(
+        names, np.concatenate(op).astype(np.int32), layer.astype(np.int32), np.concatenate(stream).astype(np.int8),
+        np.r_[0, start, [a for _, a, _ in after]].astype(np.int64), np.r_[ext.embed, end, [b for _, _, b in after]].astype(np.int64),
+    )
+
+
+def _times(world: _World) -> tuple[np.ndarray, np.ndarray]:
+    """Start and end of every span of every instance: what was recorded, and the windows that repeat."""
+    start, end = (np.zeros(world.first[-1], np.int64) for _ in range(2))
+    slots, starts, ends = (np.frombuffer(a, np.int64) if len(a) else np.zeros(0, np.int64) for a in (world.slots, world.starts, world.ends))
+    at = ns = moved = 0
+    for low, high, n, period, spans in [*world.jumps, (0, len(slots), 0, 0, 0)]:
+        place = slots[at:high] + moved
+        start[place], end[place] = starts[at:high] + ns, ends[at:high] + ns
+        for k in range(1, n + 1):
+            place = slots[low:high] + (moved + k * spans)
+            start[place], end[place] = starts[low:high] + (ns + k * period), ends[low:high] + (ns + k * period)
+        at, ns, moved = high, ns + n * period, moved + n * spans
+    return start, end
+
+
+def _assumptions(machine: Machine, schedule: Schedule, world: _World) -> list[str]:
+    """What the prediction takes for granted, one line each."""
+    notes = [f"{name}: {machine.source(name)}" for name in NUMBERS if machine.source(name).startswith("assumed")]
+    if world.pool is None:
+        notes.append("contention: never measured, streams run together at full speed")
+    else:
+        notes += [f"contention of {streams}: never measured together, priced like its slowest measured part" for streams in world.pool.unmeasured()]
+    notes += [f"{key}: no cost curve was measured, priced by rates" for key in unfitted(machine, schedule)]
+    notes.append("external work (embedding, gathers, reductions, optimizer) slows nothing else")
+    return notes

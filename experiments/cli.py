@@ -8,6 +8,7 @@ imports what it needs when it runs, so that none waits for torch or matplotlib w
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn, Optional
@@ -27,6 +28,7 @@ Chunk = Annotated[Optional[str], typer.Option("--chunk", help="C in tokens; 64K 
 Layers = Annotated[Optional[int], typer.Option("--layers", help="Layers instead of the model's own.")]
 Settings = Annotated[list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Any strategy field; repeatable.")]
 Offload = Annotated[Optional[bool], typer.Option("--offload/--no-offload", help="KV and saved activations on the host, or in HBM; on if not given.")]
+DemoName = Annotated[str, typer.Argument(metavar="[MODEL]", help="A name that `fpdt models` lists.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="bf16 or fp32.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
@@ -68,6 +70,8 @@ def simulate(
     lint(schedule)
     timeline = simulate(schedule, strategy, computer)
     result = summary(timeline)
+    if schedule.seq != parse_tokens(seq):
+        result["assumptions"] += [f"S={parse_tokens(seq)} is padded to {schedule.seq}, a multiple of P={schedule.P}, with ignored labels"]
     if save_timeline:
         timeline.save(save_timeline)
     if as_json:
@@ -115,29 +119,74 @@ def lint(file: Annotated[Path, typer.Argument(help="A schedule as `fpdt show` pr
     print(f"{file.name}: {count} ops, order and data proved; {text.digest(schedule)}")
 
 
+@app.command()
+def calibrate(
+    model: DemoName = "demo", gpus: Gpus = None, dtype: Dtype = "fp32",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The machine it writes, for --machine.")] = Path("cpu.json"),
+) -> None:
+    """Measures this machine's CPU cores, for predictions about them."""
+    from experiments import compare
+    from sim.model import model as find
+    from sim.strategy import Strategy
+
+    writable(out)
+    compare.calibrate_here(find(model), Strategy(sp=gpus or 1), one_of_dtypes(dtype), out)
+
+
+@app.command()
+def compare(
+    model: DemoName = "demo", gpus: Gpus = None, layers: Layers = None, seq: Seq = "16K", chunk: Chunk = "2K", settings: Settings = [],
+    offload: Offload = None, dtype: Dtype = "fp32", steps: Annotated[int, typer.Option(help="Training steps.")] = 5,
+    machine: Annotated[Optional[str], typer.Option(help="A calibrated machine's JSON file; calibrates first if not given.")] = None,
+    link: Annotated[Optional[float], typer.Option(metavar="GBps", help="Paces copies to this speed, each way.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results go.")] = Path("results/compare"),
+) -> None:
+    """Predicts a schedule, trains with it on this machine's CPU cores, and prints both (launches its own ranks)."""
+    from experiments.compare import compare
+    from sim import machine as machines
+
+    shapes, strategy = chosen(model, gpus, chunk, layers, settings, offload)
+    computer = machines.machine(machine) if machine else None
+    command = shlex.join(["fpdt", *sys.argv[1:]])
+    compare(shapes, strategy, parse_tokens(seq), one_of_dtypes(dtype), steps=steps, machine=computer, link_GBps=link, out=out, command=command)
+
+
 def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, dtype: str):
     """(schedule, strategy) that the options describe. Raises UserError."""
-    from sim import model as models
     from sim.build.step import build
-    from sim.layout import ITEM
+
+    shapes, strategy = chosen(model, gpus, chunk, layers, settings, offload)
+    return build(shapes, strategy, parse_tokens(seq), one_of_dtypes(dtype)), strategy
+
+
+def chosen(model: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None):
+    """(model, strategy) that the options describe. Raises UserError."""
+    from sim.model import model as find
     from sim.strategy import Strategy
+
+    tokens = None if chunk is None else parse_tokens(chunk)
+    given = {name: value for name, value in (("sp", gpus), ("chunk", tokens), ("offload", offload)) if value is not None}
+    for name in given:
+        if any(setting.partition("=")[0] == name for setting in settings):
+            raise UserError(f"{name} is given twice, by an option of its own and by --set; drop one of them")
+    return find(model, **({} if layers is None else {"layers": layers})), Strategy.parse(settings, **given)
+
+
+def one_of_dtypes(dtype: str) -> str:
+    """The dtype itself. Raises UserError if there is no such one."""
+    from sim.layout import ITEM
 
     if dtype not in ITEM:
         raise unknown("dtype", dtype, ITEM)
-    shapes = models.model(model, **({} if layers is None else {"layers": layers}))
-    tokens = None if chunk is None else parse_tokens(chunk)
-    given = {name: value for name, value in (("sp", gpus), ("chunk", tokens), ("offload", offload)) if value is not None}
-    twice = [name for name in given if any(s.partition("=")[0] == name for s in settings)]
-    if twice:
-        raise UserError(f"{twice[0]} is given twice, by an option of its own and by --set; drop one of them")
-    strategy = Strategy.parse(settings, **given)
-    return build(shapes, strategy, parse_tokens(seq), dtype), strategy
+    return dtype
 
 
 def writable(path: Path | None) -> None:
     """Raises UserError, before any work is done, if a file cannot be written there."""
-    if path and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise UserError(f"{path} cannot be written: {'it is' if path.is_dir() else 'its folder is not'} a folder; name a file in a folder that exists")
+    if path and path.is_dir():
+        raise UserError(f"{path} cannot be written, it is a folder; name a file")
+    if path and not path.absolute().parent.is_dir():
+        raise UserError(f"{path} cannot be written, {path.parent} is no folder; name a file in one that exists")
 
 
 def write(path: Path, content: str) -> None:
@@ -155,7 +204,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         fail(str(error))
     except typer.TyperException as error:  # a wrong option or argument
         where = getattr(error, "ctx", None)
-        fail(f"{error.format_message().rstrip('.')}; see {where.command_path if where else 'fpdt'} --help")
+        fail(f"{error.format_message().rstrip('.')} (see {where.command_path if where else 'fpdt'} --help)")
     except typer.Abort:
         sys.exit(130)
     sys.exit(code or 0)

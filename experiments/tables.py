@@ -8,6 +8,8 @@ from sim.machine import NUMBERS, TEXTS, Machine
 from sim.machine import machine as find_machine
 from sim.machine import presets as machine_presets
 from sim.model import presets as model_presets
+from sim.schedule import Schedule
+from sim.units import show_bytes, show_tokens
 
 
 def models() -> None:
@@ -30,6 +32,35 @@ def machine(name: str) -> None:
     """One machine: every number with its meaning and source."""
     m = find_machine(name)
     table((m.name, "value", "source"), [(field, m[field], m.source(field)) for field in (*NUMBERS, *TEXTS)])
+
+
+def prediction(schedule: Schedule, m: Machine, result: dict) -> None:
+    """What `fpdt simulate` says: the summary of a predicted timeline, beside the capacities it was held against."""
+    s = schedule
+    print(f"{s.model.name}, {s.layers} layers, on {m.name}: S={show_tokens(s.seq)} C={show_tokens(s.chunk)} u={len(s.chunks)} P={s.P} {s.dtype}")
+    on_node = min(s.P, int(m["gpus_per_node"]))
+    rows = [(name, f"{result[name]:.3f} s", meaning) for name, meaning in TIMES.items()]
+    rows += [(name, f"{result[name]:.2%}", meaning) for name, meaning in SHARES.items()]
+    rows += [
+        ("hbm_peak_bytes", show_bytes(result["hbm_peak_bytes"]), f"of {show_bytes(m['hbm_bytes'])} a GPU"),
+        ("host_peak_bytes", show_bytes(result["host_peak_bytes"]), f"a rank; {on_node} ranks share {show_bytes(m['host_bytes'])}"),
+        ("fits", "yes" if result["fits"] else "no", ""),
+        ("binding", result["binding"], "what limits it"),
+    ]
+    table(("", "predicted", ""), rows)
+    print("Assumed:")
+    for line in result["assumptions"]:
+        print("-", line)
+
+
+TIMES = {"step_s": "the whole step", "fwd_s": "forward, to the loss", "bwd_s": "loss to the last gradient"}
+SHARES = {
+    "mfu_causal": "6N + the causal half of attention, no recompute",
+    "mfu_palm": "6N + all S^2 of attention, no recompute",
+    "hfu": "causal, with the forward that is recomputed",
+    "mfu_megatron_ds": "all S^2, as the released Megatron-DeepSpeed counts",
+    "overlap": "of the time copies take, under compute",
+}
 
 
 def table(columns: tuple[str, ...], rows: list[tuple]) -> None:

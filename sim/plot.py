@@ -14,6 +14,7 @@ from sim.timeline import ROWS, Timeline
 
 COLORS = dict(zip(ROWS, ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#bbbbbb")))
 MEMORY_COLORS = {"hbm": "#4477aa", "host": "#aa3377"}
+IN_USE = ("live", "arguments", "workspace", "states")
 DASHES = {"predicted": "-", "measured": ":"}
 
 
@@ -61,10 +62,10 @@ def draw_gantt(axes: Axes, timeline: Timeline, title: str = "") -> None:
 
 
 def draw_memory(axes: Axes, timeline: Timeline, space: str, name: str) -> None:
-    """Bytes of a space over time, all rows that a timeline has of it added up, as steps."""
+    """Bytes of a space in use over time, as steps: what is live in the arena, and all that lies beside it."""
     rows = timeline.memory[space]
-    total = sum(rows[row] for row in rows if row in ("live", "arguments", "workspace", "states"))
-    axes.step(rows["t_ns"] / 1e6, total / 2**20, where="post", color=MEMORY_COLORS[space], linestyle=DASHES[name], label=f"{space} {name}")
+    used = sum(rows[row] for row in IN_USE)
+    axes.step(rows["t_ns"] / 1e6, used / 2**20, where="post", color=MEMORY_COLORS[space], linestyle=DASHES[name], label=f"{space} {name}")
 
 
 def span_ns(timeline: Timeline) -> int:

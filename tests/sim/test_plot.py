@@ -13,7 +13,8 @@ SPANS = [("fwd.qkv[0]", 0, "compute", 0, 2_000_000), ("fwd.offload.kv[0]", 0, "d
 def timeline():
     made = Timeline.from_spans(SPANS)
     t_ns = np.array([0, 1_000_000])
-    made.memory = {space: {"t_ns": t_ns, "live": np.array([2**20, 3 * 2**20]), "states": np.array([2**20, 2**20]), "planned": t_ns} for space in ("hbm", "host")}
+    rows = {"planned": [9, 9], "live": [1, 3], "arguments": [0, 0], "workspace": [0, 0], "states": [1, 1]}
+    made.memory = {space: {"t_ns": t_ns} | {row: np.array(mib) << 20 for row, mib in rows.items()} for space in ("hbm", "host")}
     return made
 
 

@@ -72,9 +72,9 @@ class Machine:
                 _check(self.where, f"fits.{key}.{name}", fit.get(name, 0 if name != "fixed_ns" else None), "non-negative")
         for key, rates in self.slowdown.items():
             streams = key.split("|")
+            for stream in [s for s in streams if s not in _STREAMS]:
+                raise unknown(f"stream in {self.where}: slowdown {key!r}:", stream, _STREAMS)
             for stream in streams:
-                if stream not in _STREAMS:
-                    raise unknown(f"stream in {self.where}: slowdown {key!r}:", stream, _STREAMS)
                 _check(self.where, f"slowdown.{key}.{stream}", rates.get(stream), "positive")
 
     def _entry(self, name: str, example) -> dict:
@@ -96,6 +96,9 @@ class Machine:
     def override(self, hbm_bytes: int | None = None, host_bytes: int | None = None) -> "Machine":
         """The same machine with the capacities a user gave (host: of a node). Raises UserError."""
         given = {"hbm_bytes": hbm_bytes, "host_bytes": host_bytes}
+        for name, value in given.items():
+            if value is not None and value <= 0:
+                raise UserError(f"{name}={value} as given must be positive; try {'80GiB' if name == 'hbm_bytes' else '1TiB'}")
         new = {k: {"value": v, "source": "given by user"} for k, v in given.items() if v is not None}
         return replace(self, numbers=self.numbers | new) if new else self
 

@@ -5,7 +5,7 @@
     workspace   what a kernel needs beside its operands, while it runs
     states      parameters, gradients, optimizer; under ZeRO-3 a rank's share, and the gathered parameters of regions at work
 
-A hidden state lives from its first write to its last read: without offload backward reads it, so every layer's stays.
+A hidden state lives while a region is given it: without offload backward reads it too, so every layer's stays.
 The same function serves predicted and measured spans.
 """
 from __future__ import annotations
@@ -69,17 +69,15 @@ class _When:
         self.touched = {r: self._touched(schedule, r) for r in schedule.regions}
 
     def _touched(self, schedule: Schedule, region: str) -> dict[str, list[int]]:
-        """Buffer, and base name of a chunked argument -> ops that may be its first or its last access."""
-        buffers = schedule.regions[region].buffers
-        group = {name: [name] if b.life != "argument" else [name.partition("[")[0]] for name, b in (schedule.saved | buffers).items()}
+        """Arena buffer -> ops that may be its first or its last access: the first and the last of each stream."""
+        arena = {name for name, b in (schedule.saved | schedule.regions[region].buffers).items() if b.life != "argument"}
         first: dict[tuple[str, str], int] = {}
         last: dict[tuple[str, str], int] = {}
         for k, op in enumerate(schedule.regions[region].ops, self.base[region]):
             for name in op.reads + op.writes:
-                for g in group[name]:
-                    key = g, op.stream
-                    first.setdefault(key, k)
-                    last[key] = k
+                if name in arena:
+                    first.setdefault((name, op.stream), k)
+                    last[name, op.stream] = k
         found: dict[str, list[int]] = {}
         for (name, _), k in [*first.items(), *last.items()]:
             found.setdefault(name, []).append(k)
@@ -103,35 +101,27 @@ class _When:
 
 
 def _arguments(schedule: Schedule, when: _When) -> Lives:
-    """Hidden state k enters layer k; its gradient leaves it."""
+    """Hidden state k enters layer k, and its gradient leaves it; each lives from the first to the last region that is given it.
+    Weight gradients live until they are reduced, or their region ends."""
     m, L = schedule.model, schedule.layers
     hidden = schedule.seq // schedule.P * m.hidden * ITEM[schedule.dtype]
+    place = {"x": ("hidden", 0), "y": ("hidden", 1), "dy": ("gradient", 1), "dx": ("gradient", 0), "label": ("label", 0)}
+    given = {r: {b.role for b in region.buffers.values() if b.life == "argument"} for r, region in schedule.regions.items()}
+    grads = {r: sum(b.size_bytes for b in region.buffers.values() if b.role == "grad") for r, region in schedule.regions.items()}
+    spans = {r: when.region(r) for r in schedule.regions}
+    reduced = when.external("ext.reduce")[1].tolist()
+    lives: dict[tuple[str, int], list[int]] = {("hidden", 0): [0, 0], ("label", L): [0, 0]}
     low, high, size = [], [], []
-
-    def live(start, end, size_bytes) -> None:
-        low.append(start), high.append(end), size.append(size_bytes)
-
-    at = {(r, b): when.span(r, b) for r, b in (("fwd", "x"), ("fwd", "y"), ("loss", "x"), ("loss", "dx"), ("loss", "label"), ("bwd", "x"), ("bwd", "dy"), ("bwd", "dx"))}
-    for k in range(L + 1):
-        readers = [("fwd", "x", k), ("bwd", "x", k)] if k < L else [("loss", "x", L - 1)]
-        ends = [at[r, b][1][layer] for r, b, layer in readers if at[r, b]]
-        ends += [at["fwd", "y"][1][k - 1]] if k and at["fwd", "y"] else []
-        if ends:
-            live(at["fwd", "y"][0][k - 1] if k and at["fwd", "y"] else 0, max(ends), hidden)
-        made = at["loss", "dx"] if k == L else at["bwd", "dx"]
-        if made:
-            layer = min(k, L - 1)
-            used = at["bwd", "dy"][1][k - 1] if k and at["bwd", "dy"] else made[1][layer]
-            live(made[0][layer], max(used, made[1][layer]), hidden)
-    if at["loss", "label"]:
-        live(0, at["loss", "label"][1][L - 1], 8 * schedule.seq // schedule.P)
-    reduced = list(when.external("ext.reduce")[1])
-    for region in ("loss", "bwd"):
-        for layer in when.layer_of.get(region, ()):
-            spans = [(when.span(region, b.name), b.size_bytes) for b in schedule.regions[region].buffers.values() if b.role == "grad"]
-            until = reduced.pop(0) if len(reduced) > 1 else 0
-            for (start, end), size_bytes in [s for s in spans if s[0]]:
-                live(start[layer], max(end[layer], until), size_bytes)
+    for region, layer in schedule.order():
+        start, end = (int(t[layer]) for t in spans[region])
+        for role in given[region] & set(place):
+            kind, step = place[role]
+            life = lives.setdefault((kind, L if region == "loss" else layer + step), [start, end])
+            life[0], life[1] = min(life[0], start), max(life[1], end)
+        if grads[region]:
+            low.append(start), high.append(max(end, reduced.pop(0)) if len(reduced) > 1 else end), size.append(grads[region])
+    for (kind, _), (start, end) in lives.items():
+        low.append(start), high.append(end), size.append(hidden if kind != "label" else 8 * schedule.seq // schedule.P)
     return _lives(low, high, size)
 
 

@@ -6,13 +6,14 @@ stands; unreduced waits, redundant waits and any legal order are fine.
 """
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
 from sim import data
+from sim.cells import Cells
 from sim.check import check
 from sim.errors import UserError
-from sim.hazards import Cells, Walk, clocks, needs, walk
-from sim.schedule import PREV, STREAMS, Op, Schedule
+from sim.hazards import alone, chain
+from sim.schedule import PREV, Op, Schedule
 from sim.text import show_ops
 
 
@@ -35,36 +36,41 @@ def lint(schedule: Schedule) -> None:
 
 
 def _order(schedule: Schedule) -> None:
-    w = Walk(schedule, walk(schedule))
-    need = needs(w)
-    late = need > np.array(clocks(w, w.waits()), np.int64).reshape(-1, len(STREAMS))
-    if late.any():
-        number = int(np.flatnonzero(late.any(axis=1))[0])
-        stream = int(np.flatnonzero(late[number])[0])
-        _race(w, number, w.on_stream[stream][need[number, stream]])
+    regions, cells = alone(schedule)
+    for region in regions.values():
+        late = region.need > region.clock
+        if late.any():
+            k = int(late.any(axis=1).argmax())
+            stream = int(late[k].argmax())
+            here = (region.name, 0, 0)
+            raise _race(schedule, cells, here, region.ops[k], here, region.ops[region.on_stream[stream][region.need[k, stream]]], ())
+    for instance in chain(schedule, regions, cells):
+        late = instance.late()
+        if late.any():
+            row = int(late.any(axis=1).argmax())
+            stream = int(late[row].argmax())
+            source, k = instance.source(stream, int(instance.need[row, stream]))
+            between, near = [], instance.before
+            while near is not source:
+                between, near = [near.region.name, *between], near.before
+            raise _race(schedule, cells, instance.what, instance.region.ops[instance.ops[row]], source.what, source.region.ops[k], between)
 
 
-def _race(w: Walk, number: int, source: int) -> None:
-    """Raises the error for op `number` that does not come after op `source`."""
-    op, first, region, other = w.ops[number], w.ops[source], w.instances[w.at[number]][0], w.instances[w.at[source]][0]
-    cells = Cells(w.schedule)
-    mine, its = (_touched(cells, w, k) for k in (number, source))
-    name, name2 = next((a, b) for a in mine for b in its if mine[a] & its[b] and (a in op.writes or b in first.writes))
-    verbs = ["writes" if n in o.writes else "reads" for n, o in ((name, op), (name2, first))]
-    gap = w.at[number] - w.at[source]
-    when = ("", f" in the {other} before", f" in the {other} {gap} regions before")[min(gap, 2)]
-    mend = f"add 'wait {first.id if not gap else f'{PREV}{other}:{first.id}'}' to {op.id}"
-    if gap > 1:
-        between = w.instances[w.at[number] - 1][0]
-        mend = f"let an op of {between} wait for it, and {op.id} for that op (prev:{between}:...)"
-    line = f"{op.id} {verbs[0]} {name}{_bytes(w.schedule, region, name)} but does not come after {first.id}{when}, which {verbs[1]} {'it' if name == name2 else name2}; {mend}"
-    raise LintError(line, draw(w.schedule, region, op, first))
-
-
-def _touched(cells: Cells, w: Walk, number: int) -> dict[str, set[int]]:
-    """Numbers of the cells of each operand of an op of the walk."""
-    op = w.ops[number]
-    return {name: cells.at(w.instances[w.at[number]], name) for name in op.reads + op.writes}
+def _race(schedule: Schedule, cells: Cells, here: tuple, op: Op, there: tuple, other: Op, between: Sequence[str]) -> LintError:
+    """The error for an op that does not come after another one, with the regions that ran between."""
+    mine, its = ({name: cells.at(at, name) for name in o.reads + o.writes} for at, o in ((here, op), (there, other)))
+    name, name2 = next((a, b) for a in mine for b in its if mine[a] & its[b] and (a in op.writes or b in other.writes))
+    verbs = ["writes" if n in o.writes else "reads" for n, o in ((name, op), (name2, other))]
+    region, before = here[0], there[0]
+    if here == there:
+        when, mend = "", f"add 'wait {other.id}' to {op.id}"
+    elif not between:
+        when, mend = f" in the {before} before", f"add 'wait {PREV}{before}:{other.id}' to {op.id}"
+    else:
+        when = f" in the {before} before the {' and the '.join(between)}"
+        mend = f"let an op of {between[0]} wait for {PREV}{before}:{other.id}, and {op.id} for that op"
+    line = f"{op.id} {verbs[0]} {name}{_bytes(schedule, region, name)} but does not come after {other.id}{when}, which {verbs[1]} {'it' if name == name2 else name2}; {mend}"
+    return LintError(line, draw(schedule, region, op, other))
 
 
 def _bytes(schedule: Schedule, region: str, name: str) -> str:

@@ -7,9 +7,10 @@ from __future__ import annotations
 import numpy as np
 
 from sim.errors import UserError
-from sim.hazards import N, Walk, clocks
+from sim.cells import Cells
+from sim.hazards import N, Alone
 from sim.layout import align
-from sim.schedule import SPACES, Buffer, Region, Schedule
+from sim.schedule import SPACES, Buffer, Schedule
 from sim.units import show_bytes
 
 
@@ -21,15 +22,18 @@ def plan(schedule: Schedule, reuse: bool = True) -> None:
             if b.space == space:
                 b.offset, top = top, top + align(b.size_bytes)
         schedule.stride[space] = top
-        schedule.shared[space] = max((_pack(schedule, r, space, reuse) for r in schedule.regions.values()), default=0)
+    cells = Cells(schedule)
+    regions = [(r, Alone(schedule, r.name, cells)) for r in schedule.regions.values()]
+    for space in SPACES:
+        schedule.shared[space] = max((_pack(alone, list(r.buffers.values()), space, reuse) for r, alone in regions), default=0)
 
 
-def _pack(schedule: Schedule, region: Region, space: str, reuse: bool) -> int:
+def _pack(region: Alone, declared: list[Buffer], space: str, reuse: bool) -> int:
     """Offsets for one region's buffers in one space; largest first, each at the lowest place that is free. Returns the top."""
-    buffers = [b for b in region.buffers.values() if b.space == space and b.life != "argument"]
+    buffers = [b for b in declared if b.space == space and b.life != "argument"]
     if not buffers:
         return 0
-    overlap = _overlap(schedule, region, buffers) if reuse else np.ones((len(buffers),) * 2, bool)
+    overlap = _overlap(region, buffers) if reuse else np.ones((len(buffers),) * 2, bool)
     sizes = np.array([align(b.size_bytes) for b in buffers])
     offsets = np.full(len(buffers), -1)
     for k in np.argsort(-sizes, kind="stable"):
@@ -50,26 +54,21 @@ def _lowest(starts: np.ndarray, sizes: np.ndarray, size: int) -> int:
     return place
 
 
-def _overlap(schedule: Schedule, region: Region, buffers: list[Buffer]) -> np.ndarray:
+def _overlap(region: Alone, buffers: list[Buffer]) -> np.ndarray:
     """[n, n] bool: neither buffer is finished, in happens-before, when the other is first written."""
-    w = Walk(schedule, [(region.name, 0, 0)])
-    clock = clocks(w, w.waits())
     place = {b.name: k for k, b in enumerate(buffers)}
-    first = np.zeros((len(buffers), N), np.int64)
-    last = np.zeros((len(buffers), N), np.int64)
-    seen = [False] * len(buffers)
-    for number, op in enumerate(region.ops):
+    first = [-1] * len(buffers)
+    last = [[0] * N for _ in buffers]
+    for k, op in enumerate(region.ops):
         for name in op.reads + op.writes:
-            k = place.get(name)
-            if k is None:
-                continue
-            stream = w.stream[number]
-            last[k, stream] = w.position[number]
-            if not seen[k]:
-                seen[k] = True
-                first[k] = clock[number]
-                first[k, stream] -= 1  # strictly before: an op's own operands never share
-    before = np.all(last[:, None, :] <= first[None, :, :], axis=2)
+            b = place.get(name, -1)
+            if b >= 0:
+                last[b][region.stream[k]] = region.position[k]
+                if first[b] < 0:
+                    first[b] = k
+    start = region.clock[first]
+    start[np.arange(len(first)), np.array(region.stream)[first]] -= 1  # strictly before: an op's own operands never share
+    before = np.all(np.array(last)[:, None, :] <= start[None, :, :], axis=2)
     return ~(before | before.T)
 
 
@@ -79,5 +78,3 @@ def check_fit(schedule: Schedule, need: dict[str, int], have: dict[str, int], lo
         if need[space] > have[space]:
             over = show_bytes(need[space] - have[space])
             raise UserError(f"S={schedule.seq} needs {show_bytes(need[space])} of {space} memory, {over} more than the {show_bytes(have[space])} there is; {longest}")
-
-

@@ -2,82 +2,99 @@
 
     add_waits: schedule without waits -> the same ops, each waiting for what its hazards need and nothing already implied.
 
-Run over names first (so that the plan knows what happens before what), and over planned byte ranges afterwards.
+Within regions first (over names is enough: the plan shares space only where order holds), across regions over planned bytes.
 """
 from __future__ import annotations
 
-from sim.hazards import HOST, N, Walk, needs, walk
-from sim.schedule import PREV, Op, Schedule
+import numpy as np
+
+from sim.cells import Cells
+from sim.hazards import HOST, N, Alone, Instance, alone, chain
+from sim.schedule import PREV, STREAMS, Op, Schedule
+
+_COMPUTE = STREAMS.index("compute")
 
 
 def add_waits(schedule: Schedule) -> None:
-    """Adds waits in place. An op gets at most one per other stream, and none that stream order or another wait implies.
-
-    A hazard with an instance further back than the previous one is carried by the last compute op of the one between.
-    """
-    w = Walk(schedule, walk(schedule))
-    need = needs(w).tolist()
-    given = {op.id: op.waits for region in schedule.regions.values() for op in region.ops}
-    carriers: dict[str, Op] = {}
-    while _derive(w, need, carriers):
-        for region in schedule.regions.values():
-            for op in region.ops:
-                if op.id not in carriers:
-                    op.waits = given[op.id]
+    """Adds all waits in place."""
+    wait_within(schedule)
+    wait_across(schedule)
 
 
-def _derive(w: Walk, need: list[list[int]], carriers: dict[str, Op]) -> bool:
-    """One pass over the walk. True if a carrier was given a wait that earlier ops have to be derived again for."""
+def wait_within(schedule: Schedule) -> None:
+    """Adds the waits that each region needs by itself: at most one per other stream, none that stream order or another wait implies."""
+    for region in alone(schedule)[0].values():
+        _within(region)
+
+
+def _within(region: Alone) -> None:
     last: list[tuple[int, ...]] = [(0,) * N] * N
     clock: list[tuple[int, ...]] = []
-    host, again = False, False
-    waits = w.waits()
-    for number, stream in enumerate(w.stream):
+    host = False
+    for op, stream, position, need in zip(region.ops, region.stream, region.position, region.need.tolist()):
         c = last[stream]
-        for target in waits[number]:
-            c = tuple(map(max, c, clock[target]))
+        for wait in op.waits:
+            if not wait.startswith(PREV):
+                c = tuple(map(max, c, clock[region.index[wait]]))
         if host:
             c = tuple(map(max, c, last[HOST]))
         host = host or stream == HOST
-        row = need[number]
-        missing = [s for s in range(N) if row[s] > c[s] and s != stream]
-        if missing:
-            sources = [w.on_stream[s][row[s]] for s in missing]
-            for s, source in zip(missing, sources):
-                if not any(clock[other][s] >= row[s] for other in sources if other != source):
-                    near = _nameable(w, number, source)
-                    again |= near != source and _carry(w, near, source, carriers)
-                    _wait(w, number, near)
-                    c = tuple(map(max, c, clock[near], clock[source]))
-        c = c[:stream] + (w.position[number],) + c[stream + 1:]
-        last[stream] = c
+        sources = [region.on_stream[s][need[s]] for s in range(N) if need[s] > c[s] and s != stream]
+        for source in sources:
+            s = region.stream[source]
+            if len(sources) == 1 or not any(clock[other][s] >= need[s] for other in sources if other != source):
+                op.waits += (region.ops[source].id,)
+                c = tuple(map(max, c, clock[source]))
+        last[stream] = c = c[:stream] + (position,) + c[stream + 1:]
         clock.append(c)
-    return again
 
 
-def _wait(w: Walk, number: int, source: int) -> bool:
-    """Makes one op wait for another, both by number. False if it did already."""
-    op = w.ops[number]
-    name = w.ops[source].id
-    if w.at[source] != w.at[number]:
-        name = f"{PREV}{w.instances[w.at[source]][0]}:{name}"
-    if name in op.waits:
-        return False
-    op.waits += (name,)
+def wait_across(schedule: Schedule) -> None:
+    """Adds the waits on earlier instances. What lies further back than the last one is carried by a compute op between."""
+    given = [(op, op.waits) for region in schedule.regions.values() for op in region.ops]
+    regions, cells = alone(schedule)
+    carriers: dict[str, Op] = {}
+    while not _across(schedule, regions, cells, carriers):
+        for op, waits in given:
+            if op.id not in carriers:
+                op.waits = waits
+        for region in regions.values():
+            region.forget()
+
+
+def _across(schedule: Schedule, regions: dict[str, Alone], cells: Cells, carriers: dict[str, Op]) -> bool:
+    """One pass over the chain. False where an earlier op was made a carrier, so that what follows it has to be found again."""
+    for instance in chain(schedule, regions, cells):
+        while (late := instance.late()).any():
+            row = int(late.any(axis=1).argmax())
+            streams = late[row].nonzero()[0]
+            found = [instance.source(s, int(instance.need[row, s])) for s in streams]
+            clocks = [i.clock(np.array([k]))[0] for i, k in found]
+            for n, (s, (before, source)) in enumerate(zip(streams, found)):  # the one furthest back that no other one implies
+                if not any(c[s] >= instance.need[row, s] for m, c in enumerate(clocks) if m != n):
+                    break
+            if not _reach(instance, int(instance.ops[row]), before, source, carriers):
+                return False
+            instance.refresh()
     return True
 
 
-def _nameable(w: Walk, number: int, source: int) -> int:
-    """The op to wait for: the source, or, from two instances on, the last compute op of the instance between."""
-    between = w.at[number] - 1
-    if w.at[source] >= between:
-        return source
-    return max(k for k in range(w.first[between], w.first[between + 1]) if w.ops[k].stream == "compute")
+def _reach(instance: Instance, k: int, before: Instance, source: int, carriers: dict[str, Op]) -> bool:
+    """Makes op k of an instance come after an op of an earlier one. False if that took a new carrier between."""
+    near = instance.before
+    if near is before:
+        _wait(instance.region, k, near.region, source)
+        return True
+    carrier = near.region.on_stream[_COMPUTE][-1]
+    stream = before.region.stream[source]
+    if near.clock(np.array([carrier]))[0][stream] >= before.base[stream] + before.region.position[source]:
+        _wait(instance.region, k, near.region, carrier)
+        return True
+    carriers[near.region.ops[carrier].id] = near.region.ops[carrier]
+    _reach(near, carrier, before, before.region.on_stream[stream][-1], carriers)
+    return False
 
 
-def _carry(w: Walk, carrier: int, source: int, carriers: dict[str, Op]) -> bool:
-    """Makes the carrier wait for the end of the source's stream in the instance before it."""
-    carriers[w.ops[carrier].id] = w.ops[carrier]
-    before = w.at[carrier] - 1
-    end = max(k for k in range(w.first[before], w.first[before + 1]) if w.stream[k] == w.stream[source])
-    return _wait(w, carrier, end)
+def _wait(region: Alone, k: int, before: Alone, source: int) -> None:
+    region.ops[k].waits += (f"{PREV}{before.name}:{before.ops[source].id}",)
+    region.forget()

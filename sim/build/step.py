@@ -11,7 +11,7 @@ from sim.model import Model
 from sim.plan import plan
 from sim.schedule import Schedule
 from sim.strategy import Strategy
-from sim.waits import add_waits
+from sim.waits import wait_across, wait_within
 
 REQUIRE = {
     "fwd": ("y",),
@@ -39,7 +39,7 @@ def draft(model: Model, strategy: Strategy, seq: int, dtype: str = "bf16") -> Sc
 def build(model: Model, strategy: Strategy, seq: int, dtype: str = "bf16", reuse: bool = True) -> Schedule:
     """The schedule that lint, simulator and engine read. `reuse=False` gives every buffer space of its own."""
     schedule = draft(model, strategy, seq, dtype)
-    add_waits(schedule)
+    wait_within(schedule)
     plan(schedule, reuse)
-    add_waits(schedule)
+    wait_across(schedule)
     return schedule

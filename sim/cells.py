@@ -1,0 +1,110 @@
+"""Cells: the pieces of memory that ops touch, numbered.
+
+A cell is what lies between two neighbouring buffer borders of an arena; before planning, a whole buffer. Arguments are cells of
+their own. An argument is fresh each step; the hidden state a block writes (y, or dx going back) is its neighbour's x (or dy), so
+one border in the chain of blocks has one number on both sides.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.schedule import SPACES, STREAMS, Schedule
+
+SHARED, SAVED, NEAR, FAR = range(4)
+"""Which instances of a region mean the same bytes by a cell: all; those of one layer; those at the near border of a layer in one
+step (its x and dx, and what is its own); those at its far border (its y and dy), which is the next layer's near one."""
+
+
+@dataclass
+class Accesses:
+    """What the ops of one region touch: rows in op order."""
+
+    op: np.ndarray
+    write: np.ndarray
+    cell: np.ndarray
+    reach: np.ndarray
+
+    @property
+    def place(self) -> np.ndarray:
+        """One number for a cell and its reach: equal within an instance where the bytes are."""
+        return self.cell * 4 + self.reach
+
+
+class Cells:
+    """Numbers for the memory of one schedule."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self._ids: dict = {}
+        self._borders = {}
+        for space in SPACES:
+            for saved in (True, False):
+                owners = [schedule.saved] if saved else [r.buffers for r in schedule.regions.values()]
+                found = [b for bs in owners for b in bs.values() if b.space == space and b.offset is not None]
+                self._borders[space, saved] = sorted({e for b in found for e in (b.offset, b.offset + b.size_bytes)})
+        self._ranks = {key: {e: k for k, e in enumerate(borders)} for key, borders in self._borders.items()}
+        self._written = {b for r in schedule.regions.values() for op in r.ops for b in op.writes}
+
+    @property
+    def count(self) -> int:
+        return len(self._ids)
+
+    def of(self, region: str, name: str) -> list[tuple[int, int]]:
+        """(cell, reach) of a buffer as an op of that region means it."""
+        b = self.schedule.buffer(region, name)
+        if b.life == "argument":
+            key, reach = _border(region, name)
+            return [(self._id(("argument", key)), reach)]
+        saved = b.life == "saved"
+        if b.offset is None:
+            return [(self._id((name, "" if saved else region)), int(saved))]
+        rank = self._ranks[b.space, saved]
+        return [(self._id((b.space, saved, k)), int(saved)) for k in range(rank[b.offset], rank[b.offset + b.size_bytes])]
+
+    def shifts(self, layer: int, step: int) -> np.ndarray:
+        """By reach, which copy of a cell an instance means."""
+        return np.array([0, 1 + layer, 8 + 8 * step + layer, 9 + 8 * step + layer])
+
+    def at(self, instance: tuple[str, int, int], name: str) -> set[tuple[int, int]]:
+        """(cell, copy) of a buffer in one instance of a region."""
+        region, layer, step = instance
+        shifts = self.shifts(layer, step)
+        return {(cell, int(shifts[reach])) for cell, reach in self.of(region, name)}
+
+    def accesses(self, region: str) -> Accesses:
+        """What each op touches. Memory that nothing writes is left out: weights, labels."""
+        names: dict[str, int] = {}
+        ops, operands, writes = [], [], []
+        for k, op in enumerate(self.schedule.regions[region].ops):
+            for name in op.reads:
+                operands.append(names.setdefault(name, len(names)))
+            for name in op.writes:
+                operands.append(names.setdefault(name, len(names)))
+            ops += [k] * (len(op.reads) + len(op.writes))
+            writes += [False] * len(op.reads) + [True] * len(op.writes)
+        lists = [self.of(region, name) if name in self._written or name.startswith(_CHAIN) else [] for name in names]
+        flat = np.array([pair for pairs in lists for pair in pairs], np.int64).reshape(-1, 2)
+        sizes = np.array([len(pairs) for pairs in lists], np.int64)
+        operand, op, write = (np.array(a, np.int64) for a in (operands, ops, writes))
+        n = sizes[operand]
+        within = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
+        rows = flat[np.repeat((np.cumsum(sizes) - sizes)[operand], n) + within]
+        return Accesses(np.repeat(op, n), np.repeat(write, n) > 0, rows[:, 0], rows[:, 1])
+
+    def _id(self, key) -> int:
+        return self._ids.setdefault(key, len(self._ids))
+
+
+_CHAIN = ("x[", "dy[", "y[", "dx[")
+
+
+def _border(region: str, name: str) -> tuple[str, int]:
+    """(key, reach) of an argument."""
+    tensor, _, rest = name.partition("[")
+    if tensor in ("x", "y"):
+        return "hidden[" + rest, FAR if tensor == "y" or region == "loss" else NEAR
+    if tensor in ("dx", "dy"):
+        return "gradient[" + rest, FAR if tensor == "dy" or region == "loss" else NEAR
+    return name if region != "loss" else "loss." + name, NEAR

@@ -5,6 +5,7 @@ import copy
 import hashlib
 import math
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -57,17 +58,7 @@ def plain(ranks):
 
 
 def run(ranks, P: int, **how):
-    return ranks(P).run(Call(how))
-
-
-class Call:
-    """trained with keywords, for a rank."""
-
-    def __init__(self, how: dict) -> None:
-        self.how = how
-
-    def __call__(self, rank, group):
-        return trained(rank, group, **self.how)
+    return ranks(P).run(partial(trained, **how))
 
 
 @pytest.mark.parametrize("P", (1, 2))

@@ -176,16 +176,16 @@ def _merge(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return start[new], reach[np.r_[np.flatnonzero(new)[1:] - 1, len(reach) - 1]]
 
 
-def longest_fit(model: Model, strategy: Strategy, machine: Machine) -> int:
+def longest_fit(model: Model, strategy: Strategy, machine: Machine, dtype: str = "bf16") -> int:
     """The longest S, of 2^k and 3 x 2^k tokens, that fits the machine; 0 if none does.
 
-    Short ones are planned and simulated; beyond a dozen chunks memory grows by the same bytes a chunk, so it is extended.
+    Up to a dozen chunks are planned and simulated; from there memory grows by the same bytes a chunk, so it is extended.
     """
     from sim.build.step import build
     from sim.simulate import simulate
 
     def over(seq: int) -> dict[str, int]:
-        return overrun(simulate(build(model, strategy, seq), strategy, machine))
+        return overrun(simulate(build(model, strategy, seq, dtype), strategy, machine))
 
     few, more = 6 * strategy.chunk, 12 * strategy.chunk
     a, b = over(few), over(more)
@@ -197,5 +197,5 @@ def longest_fit(model: Model, strategy: Strategy, machine: Machine) -> int:
             return False
         return max(there.values()) <= 0
 
-    sizes = sorted(m << k for k in range(36) for m in (2, 3))
-    return max((s for s in sizes if s >= strategy.sp and fits(s)), default=0)
+    sizes = sorted((m << k for k in range(36) for m in (2, 3)), reverse=True)
+    return next((s for s in sizes if s >= strategy.sp and fits(s)), 0)

@@ -63,15 +63,17 @@ class _Part:
 
 
 class _Stream:
-    """Where a process is, for the snapshot: instance, op, and what it is at."""
+    """Where a process is, for the snapshot: instance, op, and what it is at. `start` of the host: when its sync began, if it is at one."""
 
     __slots__ = ("v", "i", "phase", "start", "end", "ready")
 
     def __init__(self) -> None:
-        self.v = self.i = self.phase = self.start = self.end = self.ready = 0
+        self.v = self.i = self.phase = self.end = self.ready = 0
+        self.start: int | None = None
 
 
 IDLE, ISSUE, WAIT, RUN, PARKED = range(5)
+"""Phases: between ops; not issued; waits not done; running (or about to, at a known time); nothing to do in this instance."""
 
 
 class _World:
@@ -134,6 +136,7 @@ class _World:
 
     def _sync(self, me: _Stream, waits: tuple):
         start, last, me.phase = self.env.now, 0, WAIT
+        me.start = start
         for back, k in waits:
             if self._done(me.v - back)[k] < 0:
                 yield self._event(me.v - back, k)
@@ -142,6 +145,7 @@ class _World:
             me.phase, me.end = RUN, last + self.wake
             yield Timeout(self.env, self.wake)
         self._finish(me.v, me.i, start, self.env.now)
+        me.start = None
 
     def _stream(self, s: int):
         env, me, pool, wake, gap = self.env, self.state[s], self.pool, self.wake, self.gap
@@ -241,10 +245,10 @@ class _World:
             self.base = np.cumsum([0] + [p.size for p in parts]).tolist()
 
     def _relative(self, s: _Stream, stream: int, v: int, now: int) -> tuple:
+        if stream == HOST:
+            return s.v - v, s.i, s.phase, s.end - now if s.phase == RUN else 0, None if s.start is None else s.start - now
         if s.phase != RUN:
             return s.v - v, s.i, s.phase, max(s.ready - now, -1)
-        if stream == HOST:
-            return s.v - v, s.i, s.phase, s.end - now
         flow = self.pool.flows.get(stream) if self.pool else None
         return s.v - v, s.i, s.phase, s.start - now, flow.left(now) if flow else s.end - now
 
@@ -334,6 +338,8 @@ def _assumptions(machine: Machine, schedule: Schedule, world: _World) -> list[st
         notes.append("contention: never measured, streams run together at full speed")
     else:
         notes += [f"contention of {streams}: never measured together, priced like its slowest measured part" for streams in world.pool.unmeasured()]
+    if schedule.P > machine["gpus_per_node"]:
+        notes.append(f"P={schedule.P} spans nodes of {int(machine['gpus_per_node'])}: all-to-alls and reductions run wholly at the network's speed")
     notes += [f"{key}: no cost curve was measured, priced by rates" for key in unfitted(machine, schedule)]
     notes.append("external work (embedding, gathers, reductions, optimizer) slows nothing else")
     return notes

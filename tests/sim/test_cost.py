@@ -54,9 +54,10 @@ def test_features_are_gflops_and_megabytes():
 def test_caching_changes_no_price(seq, P):
     schedule = build(model("demo"), Strategy(sp=P, chunk=2048), seq)
     m = machine("a100-80g-sxm")
+    ns = op_ns(m, schedule)
     for region in schedule.regions.values():
         for op in region.ops:
-            assert op_ns(m, schedule)[op.id] == price(m, key(op), KINDS[op.kind].work(op, schedule), P)
+            assert ns[op.id] == price(m, key(op), KINDS[op.kind].work(op, schedule), P)
 
 
 def test_short_chunks_and_masks_cost_their_share():

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from sim.model import model
 from sim.simulate import simulate
 from sim.strategy import Strategy
 from sim.timeline import Timeline
-from tests.sim.tiny import events, tiny_machine, world
+from tests.sim.tiny import NS, events, tiny_machine, world
 
 
 def test_a_stream_runs_in_order():
@@ -171,12 +172,44 @@ def same(a: Timeline, b: Timeline) -> bool:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_replayed_layers_equal_unrolled_ones(name):
-    cases = itertools.product(((1, 3), (2, 3), (4, 0)), (True, False), ("none", "region"), (1, 2, 3, 7, 12), ((10_000, 4096), (2048, 4096)))
+    cases = itertools.product(((1, 3), (2, 3), (4, 0)), (True, False), ("none", "region"), (1, 2, 3, 7), ((10_000, 4096), (2048, 4096)))
     for (P, zero), offload, sync, layers, (seq, chunk) in cases:
         strategy = Strategy(sp=P, chunk=chunk, offload=offload, host_sync=sync, zero=zero)
         schedule = build(model("demo", layers=layers), strategy, seq)
         replayed, unrolled = (simulate(schedule, strategy, MACHINES[name], unroll) for unroll in (False, True))
         assert same(replayed, unrolled), (P, zero, offload, sync, layers, seq)
+
+
+def test_replayed_layers_equal_unrolled_ones_on_random_schedules():
+    """Odd latencies, ties, syncs anywhere, streams with nothing to do: what builders never write, an editor may."""
+    for seed in range(300):
+        r = random.Random(seed)
+        slowdown = r.choice([{}, {"compute|h2d": {"compute": 0.7, "h2d": 0.9}, "d2h|h2d": {"d2h": 0.5, "h2d": 0.33}}])
+        ns = {kind: r.choice([0, 1, 5, 10, 40, 77]) for kind in NS}
+        m = tiny_machine(slowdown, ns, launch_ns=r.choice([0, 1, 5, 20]), wake_ns=r.choice([0, 3, 11]), gap_ns=r.choice([0, 2]),
+                         queue_depth=r.choice([1, 2, 3, 7, 1000]))
+        P, zero = r.choice([(1, 3), (2, 3), (2, 0)])
+        case = random_regions(r), m, r.randint(1, 12), P, zero
+        assert same(world(*case), world(*case, unroll=True)), seed
+
+
+def random_regions(r: random.Random) -> dict[str, str]:
+    kinds = {"compute": ("qkv", "proj", "ffn"), "comm": ("a2a",), "h2d": ("reload",), "d2h": ("offload",), "host": ("sync",)}
+    names: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {}
+    for region in ("fwd", "loss", "bwd"):
+        names[region], lines[region] = [], []
+        for k in range(r.randint(1, 10)):
+            stream = "compute" if region == "loss" and not k else r.choices(list(kinds), (4, 2, 2, 2, 1))[0]
+            waits = r.sample(names[region], min(k, r.choice([0, 0, 1, 2])))
+            names[region].append(f"{r.choice(kinds[stream])}.x[{k}]")
+            lines[region].append(" ".join([stream, names[region][-1], "wait", *waits]))
+    for region, before in (("fwd", ["fwd"]), ("loss", ["fwd"]), ("bwd", ["loss", "bwd"])):
+        for k in range(len(lines[region])):
+            if r.random() < 0.3:
+                other = r.choice(before)
+                lines[region][k] += f" prev:{other}:{other}.{r.choice(names[other])}"
+    return {region: "\n".join(rows) for region, rows in lines.items()}
 
 
 def test_most_layers_are_not_simulated():

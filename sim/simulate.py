@@ -11,7 +11,6 @@ n of them, n coming instances are struck from the list and what is recorded late
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 
 import numpy as np
 from simpy import Environment, Event
@@ -23,14 +22,13 @@ from sim.cost import op_ns, unfitted
 from sim.errors import UserError
 from sim.externals import Externals, externals
 from sim.machine import NUMBERS, Machine
-from sim.schedule import PREV, STREAMS, Schedule
+from sim.parts import HOST, parts
+from sim.schedule import STREAMS, Schedule
 from sim.strategy import Strategy
 from sim.timeline import ROWS, Timeline, meta
 
-COMPUTE, HOST = STREAMS.index("compute"), STREAMS.index("host")
+COMPUTE = STREAMS.index("compute")
 EXTERNAL = ROWS.index("external")
-GATHER, REDUCE = len(STREAMS), len(STREAMS) + 1
-"""External streams; both are the timeline's `external` row."""
 
 
 def simulate(schedule: Schedule, strategy: Strategy, machine: Machine, unroll: bool = False) -> Timeline:
@@ -43,23 +41,6 @@ def simulate(schedule: Schedule, strategy: Strategy, machine: Machine, unroll: b
     timeline.meta = meta(schedule, strategy, machine, notes)
     timeline.memory = memory.curves(schedule, timeline, strategy)
     return timeline
-
-
-@dataclass
-class _Part:
-    """A region with one particular region before it, ready to run. Op n is its gather, op n + 1 its reduction, if any."""
-
-    region: str
-    size: int
-    """Spans of an instance."""
-    host: list[int]
-    """Stream of each op, in issue order."""
-    streams: dict[int, list[tuple[int, int, tuple]]]
-    """Stream -> (op, ns, waits) in order; a wait is (instances back, op)."""
-    syncs: dict[int, tuple]
-    """Host op -> its waits."""
-    begins: int
-    """First compute op, or -1."""
 
 
 class _Stream:
@@ -85,7 +66,7 @@ class _World:
         self.depth = int(machine["queue_depth"])
         self.pool = Pool(self.env, machine) if machine.slowdown else None
         self.instances = schedule.order()
-        self.parts = _parts(schedule, op_ns(machine, schedule), ext, [region for region, _ in self.instances])
+        self.parts = parts(schedule, op_ns(machine, schedule), ext, [region for region, _ in self.instances])
         self.first = np.cumsum([0] + [p.size for p in self.parts]).tolist()
         self.base = self.first
         self.done: list[list[int]] = []
@@ -251,48 +232,6 @@ class _World:
             return s.v - v, s.i, s.phase, max(s.ready - now, -1)
         flow = self.pool.flows.get(stream) if self.pool else None
         return s.v - v, s.i, s.phase, s.start - now, flow.left(now) if flow else s.end - now
-
-
-def _parts(schedule: Schedule, ns: dict[str, int], ext: Externals, order: list[str]) -> list[_Part]:
-    """The parts of a step in order; equal neighbourhoods are one object."""
-    index = {r: {op.id: k for k, op in enumerate(region.ops)} for r, region in schedule.regions.items()}
-    size = {r: len(found) + (r in ext.gather) + (r in ext.reduce) for r, found in index.items()}
-    compute = {r: [k for k, op in enumerate(region.ops) if op.stream == "compute"] for r, region in schedule.regions.items()}
-    made: dict[tuple[str, str], _Part] = {}
-
-    def waits_of(op, region: str, before: str) -> tuple:
-        found = []
-        for w in op.waits:
-            if not w.startswith(PREV):
-                found.append((0, index[region][w]))
-            elif before and w.startswith(f"{PREV}{before}:"):
-                found.append((1, index[before][w.split(":", 2)[2]]))
-        return tuple(found)
-
-    def make(region: str, before: str) -> _Part:
-        ops = schedule.regions[region].ops
-        host = [STREAMS.index(op.stream) for op in ops]
-        streams: dict[int, list] = {}
-        syncs = {}
-        mine = compute[region]
-        gate = len(ops) if region in ext.gather else -1
-        for k, (op, s) in enumerate(zip(ops, host)):
-            waits = waits_of(op, region, before)
-            if s == HOST:
-                syncs[k] = waits
-            else:
-                streams.setdefault(s, []).append((k, ns[op.id], waits + ((0, gate),) if gate >= 0 and mine and k == mine[0] else waits))
-        if region in ext.gather:
-            prefetch = ((1, compute[before][0]),) if before and compute[before] else ()
-            streams[GATHER] = [(gate, ext.gather[region], prefetch)]
-        if region in ext.reduce:
-            streams[REDUCE] = [(size[region] - 1, ext.reduce[region], ((0, mine[-1]),) if mine else ())]
-        return _Part(region, size[region], host, streams, syncs, mine[0] if mine else -1)
-
-    for pair in zip(order, ["", *order]):
-        if pair not in made:
-            made[pair] = make(*pair)
-    return [made[pair] for pair in zip(order, ["", *order])]
 
 
 def _timeline(schedule: Schedule, world: _World, ext: Externals) -> Timeline:

@@ -1,0 +1,74 @@
+"""Parts: a region behind one particular region, made ready to simulate: numbers for ops, ns, waits, and its external work.
+
+Waits on the instance before depend on which region that was, so fwd behind nothing and fwd behind fwd are two parts. Instances that
+have the same part do the same.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.externals import Externals
+from sim.schedule import PREV, STREAMS, Op, Schedule
+
+HOST = STREAMS.index("host")
+GATHER, REDUCE = len(STREAMS), len(STREAMS) + 1
+"""External streams; both are the timeline's `external` row."""
+
+
+@dataclass
+class Part:
+    """A region with one particular region before it, ready to run. Op n is its gather, op n + 1 its reduction, if any."""
+
+    region: str
+    size: int
+    """Spans of an instance."""
+    host: list[int]
+    """Stream of each op, in issue order."""
+    streams: dict[int, list[tuple[int, int, tuple]]]
+    """Stream -> (op, ns, waits) in order; a wait is (instances back, op)."""
+    syncs: dict[int, tuple]
+    """Host op -> its waits."""
+    begins: int
+    """First compute op, or -1."""
+
+
+def parts(schedule: Schedule, ns: dict[str, int], ext: Externals, order: list[str]) -> list[Part]:
+    """The parts of a step in order; equal neighbourhoods are one object."""
+    index = {r: {op.id: k for k, op in enumerate(region.ops)} for r, region in schedule.regions.items()}
+    size = {r: len(found) + (r in ext.gather) + (r in ext.reduce) for r, found in index.items()}
+    compute = {r: [k for k, op in enumerate(region.ops) if op.stream == "compute"] for r, region in schedule.regions.items()}
+    made: dict[tuple[str, str], Part] = {}
+
+    def waits_of(op: Op, region: str, before: str) -> tuple:
+        found = []
+        for w in op.waits:
+            if not w.startswith(PREV):
+                found.append((0, index[region][w]))
+            elif before and w.startswith(f"{PREV}{before}:"):
+                found.append((1, index[before][w.split(":", 2)[2]]))
+        return tuple(found)
+
+    def make(region: str, before: str) -> Part:
+        ops = schedule.regions[region].ops
+        host = [STREAMS.index(op.stream) for op in ops]
+        streams: dict[int, list] = {}
+        syncs = {}
+        mine = compute[region]
+        gate = len(ops) if region in ext.gather else -1
+        for k, (op, s) in enumerate(zip(ops, host)):
+            waits = waits_of(op, region, before)
+            if s == HOST:
+                syncs[k] = waits
+            else:
+                streams.setdefault(s, []).append((k, ns[op.id], waits + ((0, gate),) if gate >= 0 and mine and k == mine[0] else waits))
+        if region in ext.gather:
+            prefetch = ((1, compute[before][0]),) if before and compute[before] else ()
+            streams[GATHER] = [(gate, ext.gather[region], prefetch)]
+        if region in ext.reduce:
+            streams[REDUCE] = [(size[region] - 1, ext.reduce[region], ((0, mine[-1]),) if mine else ())]
+        return Part(region, size[region], host, streams, syncs, mine[0] if mine else -1)
+
+    for pair in zip(order, ["", *order]):
+        if pair not in made:
+            made[pair] = make(*pair)
+    return [made[pair] for pair in zip(order, ["", *order])]

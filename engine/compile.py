@@ -5,6 +5,7 @@
 """
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import ModuleType
 
@@ -27,10 +28,10 @@ class Program:
     """A schedule bound to a backend. One instance of a region at a time is issued; they overlap as their waits allow."""
 
     def __init__(self, schedule: Schedule, backend: Backend, kernel: ModuleType, rank: int = 0, group: dist.ProcessGroup | None = None) -> None:
-        """Lints the schedule, compares its hash over the ranks, takes the arenas. Raises UserError."""
-        lint(schedule)
-        if schedule.P > 1:
+        """Compares the schedule's hash over the ranks, lints it, takes the arenas. Raises UserError, on every rank if on one."""
+        if schedule.P > 1 or group is not None:
             _agree(schedule, group)
+        lint(schedule)
         self.schedule, self.backend = schedule, backend
         self.runtime = Runtime(schedule.model, schedule.P, rank, kernel, group, backend.copy)
         self.arenas = Arenas(schedule, backend)
@@ -48,6 +49,7 @@ class Program:
         """
         events: dict[str, Event] = {}
         before, earlier = self._previous
+        self.backend.enter()
         for bound in self._bound[region]:
             op = bound.op
             found = [self._event(w, events, before, earlier) for w in op.waits]
@@ -81,8 +83,6 @@ class Program:
         return self.spans[-1][3]
 
     def _block(self, op: Op, layer: int, events: list[Event]) -> None:
-        import time
-
         span, start = self._span(op, layer), time.perf_counter_ns()
         for event in events:
             event.block()
@@ -143,7 +143,11 @@ def _waited_for(schedule: Schedule) -> dict[str, set[str]]:
 
 
 def _agree(schedule: Schedule, group: dist.ProcessGroup | None) -> None:
-    hashes: list[str | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(hashes, digest(schedule), group=group)
+    ranks = dist.get_world_size(group) if dist.is_initialized() else 1
+    hashes: list[str | None] = [None] * ranks
+    if ranks > 1:
+        dist.all_gather_object(hashes, digest(schedule), group=group)
     if len(set(hashes)) > 1:
         raise UserError(f"the ranks hold different schedules: {', '.join(f'rank {r} has {h}' for r, h in enumerate(hashes))}; give all the same file")
+    if ranks != schedule.P:
+        raise UserError(f"the schedule is for P={schedule.P}, but {ranks} ranks run it; start {schedule.P}")

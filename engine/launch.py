@@ -136,10 +136,8 @@ def ce(rt, op, reads, writes):
         xn_TC = rms_norm(x_TC, normf, eps)
         logp_TV = torch.log_softmax((xn_TC @ Whead.t()).float(), dim=-1)
         loss += F.nll_loss(logp_TV, label_T, ignore_index=IGNORE, reduction="sum") * share
-        counts_T = label_T != IGNORE
-        grad_TV = logp_TV.exp_()
-        grad_TV[counts_T, label_T[counts_T]] -= 1
-        grad_TV *= (counts_T * share).unsqueeze(1)
+        counts_T1 = (label_T != IGNORE).float().unsqueeze(1)
+        grad_TV = logp_TV.exp_().scatter_add_(1, label_T.clamp(min=0).unsqueeze(1), -counts_T1).mul_(counts_T1 * share)
         grad_TV = grad_TV.to(x_TC.dtype)
         _add_mm(dWhead, grad_TV, xn_TC, True)
         part, dweight = rms_norm_bwd(x_TC, normf, grad_TV @ Whead, eps)

@@ -6,6 +6,7 @@ from torch import nn
 
 from engine.block import init
 from engine.compile import Program
+from sim.errors import UserError
 
 
 class _LossFunction(torch.autograd.Function):
@@ -43,5 +44,10 @@ class Loss(nn.Module):
             self.register_parameter(name, nn.Parameter(init(shape).to(dtype)))
 
     def forward(self, x_TC: torch.Tensor, label_T: torch.Tensor, valid: int) -> torch.Tensor:
+        """Raises UserError where a shape is not this rank's part of the schedule's S."""
+        s = self.program.schedule
+        for what, t, want in (("inputs", x_TC, (s.seq // s.P, s.model.hidden)), ("labels", label_T, (s.seq // s.P,))):
+            if t.shape != want:
+                raise UserError(f"loss {what} have shape {tuple(t.shape)}; the schedule wants {want}, S/P tokens of batch 1")
         self.program.runtime.valid = valid
         return _LossFunction.apply(self, x_TC.contiguous(), label_T, *(self.get_parameter(n) for n in self.names))

@@ -14,7 +14,8 @@ def _norm(x_TC, weight_C, eps):
 
 def _rope(x_SHD, theta):
     S, _, D = x_SHD.shape
-    angle = torch.outer(torch.arange(S, dtype=torch.float64), theta ** -(torch.arange(0, D, 2, dtype=torch.float64) / D)).unsqueeze(1)
+    place = {"dtype": torch.float64, "device": x_SHD.device}
+    angle = torch.outer(torch.arange(S, **place), theta ** -(torch.arange(0, D, 2, **place) / D)).unsqueeze(1)
     a, b = x_SHD.chunk(2, dim=-1)
     cos, sin = angle.cos().to(x_SHD.dtype), angle.sin().to(x_SHD.dtype)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

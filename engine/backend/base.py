@@ -1,7 +1,8 @@
 """The interface a backend fills: what CUDA streams and events do, and no more.
 
 A stream runs what it is given in order. An event is recorded on one stream and waited for on another, or by the host. A wait
-on an event is issued after its record was (the lint guarantees it). Nothing blocks the host but `Event.block` and `join`.
+on an event is issued after its record was (the lint guarantees it). Nothing blocks the host but `Event.block`, `settle` and, where the caller's own
+work runs on the host, `join`.
 """
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class Stream(Protocol):
     """A queue of work that runs in order, beside the others."""
 
     def launch(self, work: Callable[[], None], span: list | None = None) -> None:
-        """Issues work; if a span is given, its [start_ns, end_ns] is filled in once it has run (after join)."""
+        """Issues work; if a span is given, its [start_ns, end_ns] is filled in once it has run (see settle)."""
 
     def record(self) -> Event:
         """Issues a new event."""
@@ -43,8 +44,14 @@ class Backend(Protocol):
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         """Copies bytes between spaces; called on the h2d or d2h stream."""
 
+    def enter(self) -> None:
+        """What is issued from now on comes after what the caller did before."""
+
     def join(self) -> None:
         """Whatever the caller does next comes after all that was issued. Raises what a stream raised."""
+
+    def settle(self) -> None:
+        """Blocks the host until all that was issued has run and every span is filled in."""
 
     def close(self) -> None:
         """Gives streams and memory back."""

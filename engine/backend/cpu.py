@@ -85,7 +85,6 @@ class CpuBackend:
         """cores: which CPU cores each stream may run on. link_GBps: pace of copies, each direction; None is as fast as they go."""
         self._failures: list[BaseException] = []
         self.link_GBps = link_GBps
-        self.copied_bytes = 0
         self.streams = {s: Stream(s, (cores or {}).get(s), self._failures) for s in STREAMS if s != "host"}
 
     def arena(self, space: str, size_bytes: int) -> torch.Tensor:
@@ -102,6 +101,12 @@ class CpuBackend:
             rest = start + min(at + PIECE_BYTES, to.numel()) / (self.link_GBps * 1e9) - time.perf_counter()
             if rest > 0:
                 time.sleep(rest)
+
+    def enter(self) -> None:
+        pass  # the caller's own work is done when its call returns
+
+    def settle(self) -> None:
+        self.join()
 
     def join(self) -> None:
         for event in [s.record() for s in self.streams.values()]:

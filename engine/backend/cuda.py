@@ -1,0 +1,115 @@
+"""CUDA backend: streams and events as they are, one HBM arena, one host arena pinned to the byte.
+
+The host arena is ordinary memory registered with the driver: the stock pinned allocator rounds up to a power of two. Nothing
+blocks the host but `Event.block` and `settle`.
+"""
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+
+import torch
+
+from sim.errors import UserError
+from sim.schedule import STREAMS
+from sim.units import show_bytes
+
+PIECE_BYTES = 1 << 30
+"""Host memory is touched in pieces of this size, so that progress can be shown."""
+
+
+class Event:
+    """A CUDA event without timing."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
+
+    def block(self) -> None:
+        self._event.synchronize()
+
+
+class Stream:
+    """A CUDA stream; timed launches are bracketed by timing events."""
+
+    def __init__(self, timed: list) -> None:
+        self._stream, self._timed = torch.cuda.Stream(), timed
+
+    def launch(self, work: Callable[[], None], span: list | None = None) -> None:
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            if span is None:
+                work()
+                return
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record(self._stream)
+            work()
+            end.record(self._stream)
+            self._timed.append((span, start, end))
+
+    def record(self) -> Event:
+        return Event(self._stream)
+
+    def wait(self, event: Event) -> None:
+        self._stream.wait_event(event._event)
+
+
+class CudaBackend:
+    """The streams and arenas of one GPU."""
+
+    def __init__(self, device: int = 0, tick: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """tick(bytes, of bytes) is called while host memory is taken."""
+        torch.cuda.set_device(device)
+        self.device = torch.device("cuda", device)
+        self._tick = tick
+        self._timed: list = []
+        self._pinned: list[torch.Tensor] = []
+        self.streams = {s: Stream(self._timed) for s in STREAMS if s != "host"}
+        self._base = torch.cuda.Event(enable_timing=True)
+        self._base.record()
+
+    def arena(self, space: str, size_bytes: int) -> torch.Tensor:
+        """Raises UserError where the memory is not there, and keeps nothing."""
+        if space == "hbm":
+            try:
+                return torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
+            except torch.OutOfMemoryError:
+                free, _ = torch.cuda.mem_get_info()
+                raise UserError(f"the HBM arena needs {show_bytes(size_bytes)}, {show_bytes(size_bytes - free)} more than is free; use a smaller chunk or more GPUs") from None
+        pages = mmap.mmap(-1, max(size_bytes, 1))  # whole pages of its own, which registering needs
+        memory = torch.frombuffer(pages, dtype=torch.uint8, count=max(size_bytes, 1))[:size_bytes]
+        for at in range(0, size_bytes, PIECE_BYTES):
+            memory[at:at + PIECE_BYTES].zero_()
+            self._tick(min(at + PIECE_BYTES, size_bytes), size_bytes)
+        if size_bytes:
+            code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size_bytes, 0)
+            if int(code):
+                self.close()
+                raise UserError(f"pinning {show_bytes(size_bytes)} of host memory failed ({code}); take fewer tokens or raise the limit of locked memory")
+            self._pinned.append(memory)
+        return memory
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        to.copy_(source, non_blocking=True)
+
+    def enter(self) -> None:
+        """What is issued from now on comes after what the caller issued before, on its current stream."""
+        event = Event(torch.cuda.current_stream())
+        for stream in self.streams.values():
+            stream.wait(event)
+
+    def join(self) -> None:
+        current = torch.cuda.current_stream()
+        for stream in self.streams.values():
+            current.wait_stream(stream._stream)
+
+    def settle(self) -> None:
+        torch.cuda.synchronize()
+        for span, start, end in self._timed:
+            span[:] = (round(self._base.elapsed_time(t) * 1e6) for t in (start, end))
+        self._timed.clear()
+
+    def close(self) -> None:
+        torch.cuda.synchronize()
+        for memory in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+        self._pinned.clear()

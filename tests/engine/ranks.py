@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
+PRELOAD = ["torch.distributed", "torch._dynamo", "tests.engine.cases"]
+"""Imported once, before ranks are forked; optimizers take dynamo in at their first step."""
 GRACE_S = 20
 """How much longer the others may take once one rank has failed."""
 
@@ -40,7 +42,7 @@ class Ranks:
 
     def __init__(self, P: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "engine.model", "tests.engine.cases"])
+        context.set_forkserver_preload(PRELOAD)
         self._folder = tempfile.mkdtemp(prefix="ranks-")
         store = f"file://{Path(self._folder) / 'store'}"
         self.alive, self.P = True, P

@@ -7,6 +7,7 @@ import torch
 from engine import reference
 from engine.deal import IGNORE, deal, padded
 from engine.loss import Loss
+from sim.errors import UserError
 from tests.engine.cases import DTYPES, running, schedule, summed, text, tiny, whole
 
 MODEL = tiny(4, 2, 16, vocab=37)
@@ -89,6 +90,14 @@ def test_a_common_offset_of_all_logits_cancels(offset):
     without = right(given | {"Whead": torch.cat((torch.zeros(MODEL.vocab, 1), given["Whead"][:, 1:]), 1)}, labels)
     assert plain[0] == pytest.approx(without[0], rel=1e-6)
     assert (found[1]["dWhead"][:, 1:].double() - plain[1]["dWhead"][:, 1:]).norm() <= 2e-3 * plain[1]["dWhead"][:, 1:].norm()
+
+
+def test_a_wrong_shape_is_refused():
+    with running(schedule(MODEL, 30, 8)) as program:
+        head = Loss(program)
+        for x, label, what in ((31, 30, "inputs"), (30, 31, "labels"), (30, 29, "labels")):
+            with pytest.raises(UserError, match=f"loss {what} have shape"):
+                head(torch.zeros(x, MODEL.hidden), torch.zeros(label, dtype=torch.int64), 30)
 
 
 def test_a_label_so_unlikely_that_its_probability_underflows():

@@ -143,6 +143,29 @@ def mismatched(rank: int, group, chunks: tuple[int, ...]):
         return program.arenas.touched_bytes("hbm")
 
 
+def one_bad(rank: int, group):
+    lines = show(schedule(MODEL, SEQ, CHUNK, group.size()))
+    with running(parse(without(lines, "fwd.reload.kv[3,2]", True) if rank else lines), rank, group):
+        pass
+
+
+def test_a_bad_schedule_on_one_rank_ends_them_all(ranks):
+    """The rank whose own file is fine must not wait for one that has refused."""
+    assert [outcome.error for outcome in ranks(2).outcomes(one_bad)] == ["UserError", "UserError"]
+
+
+def too_many(rank: int, group):
+    with running(schedule(MODEL, SEQ, CHUNK, 2), rank, group):
+        pass
+
+
+def test_another_number_of_ranks_is_refused(ranks):
+    for outcome in ranks(4).outcomes(too_many):
+        assert outcome.error == "UserError" and "the schedule is for P=2, but 4 ranks run it; start 2" in outcome.text
+    with pytest.raises(UserError, match="for P=2, but 1 ranks run it"), running(schedule(MODEL, SEQ, CHUNK, 2)):
+        pass
+
+
 def test_ranks_with_different_schedules_refuse_before_the_first_step(ranks):
     for outcome in ranks(2).outcomes(mismatched, (12, 20)):
         assert outcome.error == "UserError"

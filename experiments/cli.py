@@ -28,7 +28,8 @@ Chunk = Annotated[Optional[str], typer.Option("--chunk", help="C in tokens; 64K 
 Layers = Annotated[Optional[int], typer.Option("--layers", help="Layers instead of the model's own.")]
 Settings = Annotated[list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Any strategy field; repeatable.")]
 Offload = Annotated[Optional[bool], typer.Option("--offload/--no-offload", help="KV and saved activations on the host, or in HBM; on if not given.")]
-DemoName = Annotated[str, typer.Argument(metavar="[MODEL]", help="A name that `fpdt models` lists.")]
+DemoName = Annotated[str, typer.Argument(metavar="MODEL", help="A name that `fpdt models` lists.")]
+Link = Annotated[Optional[float], typer.Option("--link", metavar="GBPS", help="Paces host copies to this speed, each way.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="bf16 or fp32.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
@@ -121,34 +122,39 @@ def lint(file: Annotated[Path, typer.Argument(help="A schedule as `fpdt show` pr
 
 @app.command()
 def calibrate(
-    model: DemoName = "demo", gpus: Gpus = None, dtype: Dtype = "fp32",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The machine it writes, for --machine.")] = Path("cpu.json"),
+    model: DemoName = "demo", gpus: Gpus = None, dtype: Dtype = "fp32", link: Link = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The machine it writes.")] = Path("cpu.json"),
 ) -> None:
     """Measures this machine's CPU cores, for predictions about them."""
-    from experiments import compare
-    from sim.model import model as find
-    from sim.strategy import Strategy
-
     writable(out)
-    compare.calibrate_here(find(model), Strategy(sp=gpus or 1), one_of_dtypes(dtype), out)
+    shapes, strategy = chosen(model, gpus, None, None, [], None)
+    from experiments.calibrate import calibrate_command
+
+    calibrate_command(shapes, strategy.sp, one_of_dtypes(dtype), link, out)
 
 
 @app.command()
 def compare(
-    model: DemoName = "demo", gpus: Gpus = None, layers: Layers = None, seq: Seq = "16K", chunk: Chunk = "2K", settings: Settings = [],
-    offload: Offload = None, dtype: Dtype = "fp32", steps: Annotated[int, typer.Option(help="Training steps.")] = 5,
-    machine: Annotated[Optional[str], typer.Option(help="A calibrated machine's JSON file; calibrates first if not given.")] = None,
-    link: Annotated[Optional[float], typer.Option(metavar="GBps", help="Paces copies to this speed, each way.")] = None,
+    model: DemoName = "demo", gpus: Gpus = None, layers: Layers = None, seq: Seq = "16K",
+    chunk: Annotated[Optional[str], typer.Option("--chunk", help="C in tokens; 2K if not given.")] = None,
+    settings: Settings = [], offload: Offload = None, dtype: Dtype = "fp32", link: Link = None,
+    steps: Annotated[int, typer.Option(min=3, help="Training steps: one warms up, then traced and untraced ones in turn.")] = 5,
+    machine: Annotated[Optional[str], typer.Option(metavar="FILE", help="What `fpdt calibrate` wrote; calibrates first if not given.")] = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results go.")] = Path("results/compare"),
 ) -> None:
-    """Predicts a schedule, trains with it on this machine's CPU cores, and prints both (launches its own ranks)."""
-    from experiments.compare import compare
+    """Predicts a schedule, trains by it on this machine's CPU cores (launching its own ranks), and prints both."""
     from sim import machine as machines
 
+    if chunk is None and not any(setting.startswith("chunk=") for setting in settings):
+        chunk = "2K"
     shapes, strategy = chosen(model, gpus, chunk, layers, settings, offload)
     computer = machines.machine(machine) if machine else None
+    strategy.check(shapes, parse_tokens(seq))
+    dtype = one_of_dtypes(dtype)
+    from experiments.compare import compare
+
     command = shlex.join(["fpdt", *sys.argv[1:]])
-    compare(shapes, strategy, parse_tokens(seq), one_of_dtypes(dtype), steps=steps, machine=computer, link_GBps=link, out=out, command=command)
+    compare(shapes, strategy, parse_tokens(seq), dtype, steps=steps, machine=computer, link_GBps=link, out=out, command=command)
 
 
 def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, dtype: str):

@@ -131,20 +131,21 @@ def launch(jobs: list[Job], ranks: int, tick: Callable[[], None] = lambda: None)
         job.write_text(json.dumps({"out": str(out), "jobs": [asdict(j) for j in jobs]}))
         starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else ["-m"]
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        process = subprocess.Popen([sys.executable, *starter, "engine.worker", str(job)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        errors = Path(folder, "errors.txt")
+        with open(errors, "w") as sink:
+            process = subprocess.Popen([sys.executable, *starter, "engine.worker", str(job)], env=env, stdout=subprocess.PIPE, stderr=sink, text=True)
         try:
             for line in process.stdout:
                 if line.startswith("tick"):
                     tick()
-            errors = process.stderr.read()
             if process.wait():
-                lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+                lines = [line for line in errors.read_text().splitlines() if line.startswith("error: ")]
                 if lines:
                     raise UserError(lines[0].removeprefix("error: "))
-                raise RuntimeError(f"the ranks ended with {process.returncode}:\n{errors[-3000:]}")
+                raise RuntimeError(f"the ranks ended with {process.returncode}:\n{errors.read_text()[-3000:]}")
         finally:
             if process.poll() is None:
-                process.terminate()
+                process.terminate()  # torchrun ends its ranks
                 process.wait()
         return [_run(r) for r in json.loads(out.read_text())]
 

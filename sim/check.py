@@ -50,8 +50,9 @@ def _operands(op: Op, region: Region, schedule: Schedule, where: str) -> None:
             b = region.buffers.get(name) or schedule.saved.get(name)
             if b is None:
                 raise UserError(f"{where}{op.id} names a buffer {name!r} that no buffer line declares; declare it or name another")
-            if (b.space == "host") != host:
-                raise UserError(f"{where}{op.id} has {name} in {b.space} memory; a {op.kind} {'reads' if names is op.reads else 'writes'} {SPACES[host]} memory there")
+            if (b.space == "host") is not host:
+                verb = "reads" if names is op.reads else "writes"
+                raise UserError(f"{where}{op.id} {verb} {name}, which lies in {b.space} memory; a {op.kind} {verb} {SPACES[host]} memory")
 
 
 def _placed(b: Buffer, owner: str, schedule: Schedule, where: str) -> None:

@@ -78,12 +78,12 @@ def overlaps(schedule: Schedule, region: Region) -> dict[str, list[str]]:
 
 def _in_place(region: Region, op: Op, clash: dict[str, list[str]]) -> None:
     """An op's outputs may share memory with its other operands only where its kind accumulates in place."""
-    kind = ops.KINDS[op.kind]
     for place, name in enumerate(op.writes):
         for other in clash.get(name, ()):
             if other in op.reads or other in op.writes:
                 raise Wrong(region.name, op, f"{op.id} writes {name}, which shares bytes with its operand {other}; give them space of their own")
-        if op.writes.count(name) > 1 or (name in op.reads and not kind.in_place(op.reads.index(name), place)):
+        twice = name in op.writes[:place]
+        if twice or (name in op.reads and not all(ops.KINDS[op.kind].in_place(k, place) for k, n in enumerate(op.reads) if n == name)):
             raise Wrong(region.name, op, f"{op.id} uses {name} for two operands, which a {op.kind} cannot do in place; name another buffer")
 
 

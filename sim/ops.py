@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from sim.errors import UserError
 from sim.layout import ITEM
@@ -45,11 +46,16 @@ class Kind:
     data: Callable[[Op, list, Schedule], list]
     workspace: Callable[[Op, Schedule], int] = lambda op, s: 0
 
+    @cached_property
+    def least(self) -> int:
+        """How many reads are not optional."""
+        return sum(not name.endswith("?") for name in self.reads)
+
     def in_place(self, read: int, write: int) -> bool:
         """Whether a buffer may be both that read and that write operand: the accumulators, named alike on both sides."""
-        least = sum(not name.endswith("?") for name in self.reads)
-        names = self.reads[read:read + 1] if read < least else self.reads[least:]
-        return self.writes[write] in [name.removesuffix("?") for name in names]
+        if read < self.least:
+            return self.reads[read] == self.writes[write]
+        return self.writes[write] + "?" in self.reads
 
 
 KINDS: dict[str, Kind] = {}
@@ -60,13 +66,11 @@ def check(op: Op, where: str = "") -> None:
     kind = KINDS[op.kind]
     if op.stream != kind.stream:
         raise UserError(f"{where}{op.id} is on stream {op.stream}; a {op.kind} runs on {kind.stream}")
-    for what, given, names in (("reads", op.reads, kind.reads), ("writes", op.writes, kind.writes)):
-        least = sum(not n.endswith("?") for n in names)
-        variadic = bool(names) and names[-1] == "..."
-        if len(given) < least - variadic or (len(given) > len(names) and not variadic):
-            raise UserError(f"{where}{op.id} {what} {len(given)} buffers; a {op.kind} {what}: {' '.join(names) or 'nothing'}")
+    if not kind.least <= len(op.reads) <= len(kind.reads) or len(op.writes) != len(kind.writes):
+        what = "reads" if len(op.writes) == len(kind.writes) else "writes"
+        raise UserError(f"{where}{op.id} {what} {len(getattr(op, what))} buffers; a {op.kind} {what}: {' '.join(getattr(kind, what)) or 'nothing'}")
     for name in kind.args:
-        if op.args.get(name, 0) < (0 if name == "at" else 1):
+        if op.args.get(name, 0) < (name != "at"):
             raise UserError(f"{where}{op.id} needs {name}= with a positive number; a {op.kind} takes {' '.join(f'{a}=' for a in kind.args)}")
 
 

@@ -18,6 +18,9 @@ from pathlib import Path
 from sim import text
 from sim.errors import UserError
 
+CORES = sorted(os.sched_getaffinity(0))
+"""What this process may run on, before it binds itself to a part of them."""
+
 
 @dataclass
 class Job:
@@ -117,11 +120,9 @@ def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lamb
 
 def placement(rank: int, world: int) -> dict[str, set[int]]:
     """Cores of each stream: alone, compute has one core and all else the others; with several ranks, rank r has core r."""
-    cores = sorted(os.sched_getaffinity(0))
-    mine = {cores[rank % len(cores)]}
-    if world > 1 or len(cores) == 1:
-        return dict.fromkeys(("compute", "comm", "h2d", "d2h", "host"), mine)
-    return {"compute": {cores[0]}} | dict.fromkeys(("comm", "h2d", "d2h", "host"), set(cores[1:]))
+    if world > 1 or len(CORES) == 1:
+        return dict.fromkeys(("compute", "comm", "h2d", "d2h", "host"), {CORES[rank % len(CORES)]})
+    return {"compute": {CORES[0]}} | dict.fromkeys(("comm", "h2d", "d2h", "host"), set(CORES[1:]))
 
 
 def launch(jobs: list[Job], ranks: int, tick: Callable[[], None] = lambda: None) -> list[Run]:

@@ -44,20 +44,20 @@ class Backward:
         """All-to-all between head-sharded and token-sharded; nothing at P = 1."""
         if self.P == 1:
             return buffer
-        to = self.e.slot(f"{role}'", depth)
+        to = self.e.slot(f"{role}'", i, depth)
         self.e.op("comm", f"a2a.{role}[{i}]", (buffer,), (to,), n=self.e.n(i))
         return to
 
     def enter(self, i: int) -> None:
         """Recompute h, then FFN and output projection backward, then do to this rank's heads."""
         e, row, n = self.e, self.row[i], self.e.n(i)
-        h, dh, do = e.slot("h", 1), e.slot("dh", AHEAD), e.slot("do", 1)
+        h, dh, do = e.slot("h", i, 1), e.slot("dh", i, AHEAD), e.slot("do", i, 1)
         row["dh"], row["do"] = dh, do
         e.op("compute", f"proj[{i}]", (row["o'"], row["x"], *e.weights("Wo", self.shapes)), (h,), n=n)
         W = e.weights("norm2 Wgu Wd", self.shapes)
         old, new = e.grads("dnorm2 dWgu dWd", self.shapes)
         e.op("compute", f"ffn_bwd[{i}]", (h, e.argument("dy", i), *W, *old), (dh, *new), n=n, sub=self.s.ffn_sub)
-        made = do if self.P == 1 else e.slot("do'", 1)
+        made = do if self.P == 1 else e.slot("do'", i, 1)
         old, new = e.grads("dWo", self.shapes)
         e.op("compute", f"proj_bwd[{i}]", (dh, row["o'"], "Wo", *old), (made, *new), n=n)
         if self.P > 1:
@@ -66,7 +66,7 @@ class Backward:
     def attend(self, i: int) -> None:
         """Row i of attention backward: dq in one accumulator, dk and dv of each chunk in its own."""
         e, row = self.e, self.row[i]
-        dq = row["dq"] = e.slot("dq", 1)
+        dq = row["dq"] = e.slot("dq", i, 1)
         for j in range(i + 1):
             kv = fetch(e, "kv", j, f"reload.kv[{i},{j}]", self.s.prefetch, self.s.offload, "slot")
             old = ((dq,) if j else ()) + ((self.dkv[j],) if j in self.dkv else ())

@@ -30,13 +30,15 @@ class Emit:
         """First token of chunk i."""
         return self.chunks[i][0]
 
-    def slot(self, role: str, depth: int, name: str | None = None) -> str:
-        """The next slot of a rotation of `depth`; each is as large as a full chunk."""
+    def slot(self, role: str, i: int, depth: int, name: str | None = None) -> str:
+        """The next slot of a rotation of `depth`, for chunk i; each is as large as the longest chunk it ever holds."""
         name = name or role
         turn = self._turn.get(name, 0)
         self._turn[name] = turn + 1
-        shape = self.layout.shape(role, self.n(0))
-        return self._declare(f"{name}.{turn % depth}" if depth > 1 else name, "hbm", "slot", role, shape)
+        slot, shape = f"{name}.{turn % depth}" if depth > 1 else name, self.layout.shape(role, self.n(i))
+        self._declare(slot, "hbm", "slot", role, shape)
+        self.region.buffers[slot].shape = max(self.region.buffers[slot].shape, shape)
+        return slot
 
     def value(self, role: str, i: int) -> str:
         """A buffer of chunk i alone, in HBM."""

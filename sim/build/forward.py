@@ -35,7 +35,7 @@ class Forward:
         x = e.argument("x", i)
         q, kv = home(e, "q", i, AHEAD, offload), home(e, "kv", i, AHEAD, offload)
         W = e.weights("norm1 Wq Wkv", self.shapes)
-        made = (q, kv) if self.P == 1 else (e.slot("q'", 1), e.slot("kv'", 1))
+        made = (q, kv) if self.P == 1 else (e.slot("q'", i, 1), e.slot("kv'", i, 1))
         e.op("compute", f"qkv[{i}]", (x, *W), made, n=e.n(i), at=e.at(i))
         if self.P > 1:
             e.op("comm", f"a2a.q[{i}]", (made[0],), (q,), n=e.n(i))
@@ -50,7 +50,7 @@ class Forward:
         o, lse = home(e, "o", i, AHEAD, self.s.offload), home(e, "lse", i, AHEAD, self.s.offload)
         for j in range(i + 1):
             kv = self.kv[i] if j == i else fetch(e, "kv", j, f"reload.kv[{i},{j}]", self.s.prefetch, self.s.offload, "slot")
-            acc = o if j == i else e.slot("acc", 1)
+            acc = o if j == i else e.slot("acc", i, 1)
             merge = ("acc", lse) if j else ()
             e.op("compute", f"attn[{i},{j}]", (self.q[i], kv, *merge), (acc, lse), q=e.n(i), kv=e.n(j), causal=j == i)
         self.o[i] = o
@@ -61,14 +61,14 @@ class Forward:
         """All-to-all of o back to this rank's tokens."""
         if self.P == 1:
             return self.o[i]
-        o_tok = self.e.slot("o'", 1)
+        o_tok = self.e.slot("o'", i, 1)
         self.e.op("comm", f"a2a.o[{i}]", (self.o[i],), (o_tok,), n=self.e.n(i))
         return o_tok
 
     def project_out(self, i: int, o_tok: str) -> None:
         """Output projection, residual, FFN in sub-chunks."""
         e = self.e
-        h = e.slot("h", 1)
+        h = e.slot("h", i, 1)
         e.op("compute", f"proj[{i}]", (o_tok, e.argument("x", i), *e.weights("Wo", self.shapes)), (h,), n=e.n(i))
         W = e.weights("norm2 Wgu Wd", self.shapes)
         e.op("compute", f"ffn[{i}]", (h, *W), (e.argument("y", i),), n=e.n(i), sub=self.s.ffn_sub)

@@ -21,7 +21,7 @@ def declare(layout: Layout, chunks: list[tuple[int, int]], offload: bool) -> dic
 
 def home(emit: Emit, role: str, i: int, depth: int, offload: bool) -> str:
     """Where forward computes chunk i of a saved role: a slot that is copied out, or its place in HBM."""
-    return emit.slot(role, depth) if offload else f"{role}[{i}]"
+    return emit.slot(role, i, depth) if offload else f"{role}[{i}]"
 
 
 def keep(emit: Emit, role: str, i: int, buffer: str, offload: bool) -> None:
@@ -34,6 +34,6 @@ def fetch(emit: Emit, role: str, i: int, name: str, depth: int, offload: bool, s
     """The HBM buffer that holds chunk i of a saved role; if offloaded, op `name` reloads it into a rotation of slots."""
     if not offload:
         return emit.argument("x", i) if role == "x" else f"{role}[{i}]"
-    buffer = emit.slot(role, depth, slot)
+    buffer = emit.slot(role, i, depth, slot)
     emit.op("h2d", name, (f"{role}[{i}]@host",), (buffer,), n=emit.n(i))
     return buffer

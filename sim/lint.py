@@ -28,11 +28,11 @@ class LintError(UserError):
 def lint(schedule: Schedule) -> None:
     """Raises LintError at the first thing that is unsafe or wrong, UserError where the schedule is not even well formed."""
     check(schedule)
-    _order(schedule)
     try:
         data.prove(schedule)
     except data.Wrong as wrong:
         raise LintError(wrong.line, draw(schedule, wrong.region, wrong.op)) from None
+    _order(schedule)
 
 
 def _order(schedule: Schedule) -> None:

@@ -20,21 +20,22 @@ def changed(s: Schedule, region: str, k: int, **fields) -> Schedule:
 
 
 def places(s: Schedule):
+    """(region, place, op) of every op; each function below takes the ones to work on, all by default."""
     for region in s.regions.values():
         for k, op in enumerate(region.ops):
             yield region.name, k, op
 
 
-def delete_waits(s: Schedule):
+def delete_waits(s: Schedule, where=None):
     """Each wait, alone."""
-    for region, k, op in places(s):
+    for region, k, op in where or places(s):
         for w in op.waits:
             yield f"delete {op.id} wait {w}", changed(s, region, k, waits=tuple(x for x in op.waits if x != w))
 
 
-def add_waits(s: Schedule, rng: random.Random):
+def add_waits(s: Schedule, rng: random.Random, where=None):
     """A wait on some earlier op of the region, and one on some op of a region before, for each op."""
-    for region, k, op in places(s):
+    for region, k, op in where or places(s):
         if k:
             other = s.regions[region].ops[rng.randrange(k)].id
             yield f"add {op.id} wait {other}", changed(s, region, k, waits=op.waits + (other,))
@@ -44,9 +45,9 @@ def add_waits(s: Schedule, rng: random.Random):
             yield f"add {op.id} wait {wait}", changed(s, region, k, waits=op.waits + (wait,))
 
 
-def wrong_buffers(s: Schedule, most: int):
+def wrong_buffers(s: Schedule, most: int, where=None):
     """Each operand replaced by up to `most` others of its role and space: a wrong chunk reloaded or copied out, a wrong slot read or written."""
-    for region, k, op in places(s):
+    for region, k, op in where or places(s):
         pool = [*s.regions[region].buffers.values(), *s.saved.values()]
         for field in ("reads", "writes"):
             for place, name in enumerate(getattr(op, field)):
@@ -59,9 +60,9 @@ def wrong_buffers(s: Schedule, most: int):
                     yield f"{op.id} {field} {other} for {name}", changed(s, region, k, **{field: tuple(names)})
 
 
-def moves(s: Schedule, rng: random.Random, far: int):
+def moves(s: Schedule, rng: random.Random, far: int, where=None):
     """Each op before each op it waits for, down and up by one line, and to `far` random places."""
-    for region, k, op in places(s):
+    for region, k, op in where or places(s):
         ops = s.regions[region].ops
         index = {o.id: n for n, o in enumerate(ops)}
         targets = {index[w] for w in op.waits if w in index} | {k - 1, k + 1} | {rng.randrange(len(ops)) for _ in range(far)}
@@ -76,17 +77,17 @@ def again(op: Op) -> Op:
     return replace(op, id=head + ("'" if head.count(".") > 1 else ".again") + bracket + tail)
 
 
-def duplicates(s: Schedule, rng: random.Random):
+def duplicates(s: Schedule, rng: random.Random, where=None):
     """Each op done again, at once and at a random later place."""
-    for region, k, op in places(s):
+    for region, k, op in where or places(s):
         ops = s.regions[region].ops
         for to in sorted({k + 1, rng.randrange(k + 1, len(ops) + 1)}):
             yield f"repeat {op.id} at {to}", with_ops(s, region, ops[:to] + [again(op)] + ops[to:])
 
 
-def drops(s: Schedule):
+def drops(s: Schedule, where=None):
     """Each op left out: with the waits on it left dangling, and with whoever waited for it waiting for what it waited for."""
-    for region, k, op in places(s):
+    for region, k, op in where or places(s):
         ops = s.regions[region].ops
         yield f"drop {op.id}", with_ops(s, region, ops[:k] + ops[k + 1:])
         name = {r: (op.id if r == region else "") for r in s.regions}
@@ -103,9 +104,9 @@ def drops(s: Schedule):
         yield f"drop {op.id}, its waits inherited", replace(s, regions=fresh)
 
 
-def wrong_args(s: Schedule):
+def wrong_args(s: Schedule, where=None):
     """Each argument one off, the mask flipped."""
-    for region, k, op in places(s):
+    for region, k, op in where or places(s):
         for name in op.args:
             if name not in ("causal", "sub"):
                 yield f"{op.id} {name}+2", changed(s, region, k, args=op.args | {name: op.args[name] + 2})
@@ -114,13 +115,18 @@ def wrong_args(s: Schedule):
             yield f"{op.id} mask flipped", changed(s, region, k, args=args)
 
 
-def every(s: Schedule, seed: int = 0, most: int = 2, far: int = 2):
-    """All of the above."""
-    rng = random.Random(seed)
-    yield from delete_waits(s)
-    yield from add_waits(s, rng)
-    yield from wrong_buffers(s, most)
-    yield from moves(s, rng, far)
-    yield from duplicates(s, rng)
-    yield from drops(s)
-    yield from wrong_args(s)
+def sample(s: Schedule, rng: random.Random):
+    """One random mutation, each kind as likely as any other."""
+    every = list(places(s))
+    kinds = (
+        delete_waits, drops, wrong_args,
+        lambda s, where: add_waits(s, rng, where),
+        lambda s, where: wrong_buffers(s, 2, where),
+        lambda s, where: moves(s, rng, 2, where),
+        lambda s, where: duplicates(s, rng, where),
+    )
+    while True:
+        kind = rng.choice(kinds)
+        found = list(kind(s, where=[rng.choice(every)]))
+        if found:
+            return rng.choice(found)

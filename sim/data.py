@@ -39,8 +39,7 @@ def _run(schedule: Schedule, region: Region, kept: dict) -> dict:
         try:
             made = ops.KINDS[op.kind].data(op, [held.get(name) for name in op.reads], schedule)
         except ops.DataError as error:
-            lost = [f"{spoiled[name]} overwrote {name}" for name in op.reads if name not in held and name in spoiled]
-            raise Wrong(region.name, op, f"{error}{' since ' + lost[0] if lost else ''}") from None
+            raise Wrong(region.name, op, f"{error}; {_mend(op, held, spoiled)}") from None
         _in_place(region, op, clash)
         for name, value in zip(op.writes, made):
             for other in clash.get(name, ()):
@@ -56,6 +55,16 @@ def _run(schedule: Schedule, region: Region, kept: dict) -> dict:
             if held.get(name) != value:
                 raise Wrong(region.name, None, f"{region.name} owes {name} = {ops.describe(value)}, but leaves {ops.describe(held.get(name))}")
     return {name: held[name] for name in schedule.saved if name in held}
+
+
+def _mend(op: Op, held: dict, spoiled: dict[str, str]) -> str:
+    """What would give an op what it needs."""
+    for name in op.reads:
+        if name not in held and name in spoiled:
+            return f"{spoiled[name]} overwrote {name}: read {name} above that op, or give one of them space of its own"
+        if name not in held:
+            return f"nothing above writes {name}: add the op that does, or read another buffer"
+    return "change what it reads or says, or what was put there"
 
 
 def overlaps(schedule: Schedule, region: Region) -> dict[str, list[str]]:

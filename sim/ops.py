@@ -70,8 +70,11 @@ def check(op: Op, where: str = "") -> None:
         what = "reads" if len(op.writes) == len(kind.writes) else "writes"
         raise UserError(f"{where}{op.id} {what} {len(getattr(op, what))} buffers; a {op.kind} {what}: {' '.join(getattr(kind, what)) or 'nothing'}")
     for name in kind.args:
-        if op.args.get(name, 0) < (name != "at"):
+        if op.args.get(name, -1) < (name != "at"):
             raise UserError(f"{where}{op.id} needs {name}= with a positive number; a {op.kind} takes {' '.join(f'{a}=' for a in kind.args)}")
+    if len(op.args) > len(kind.args):
+        for name in op.args.keys() - kind.args - set(FLAGS):
+            raise UserError(f"{where}{op.id} has {name}=, which a {op.kind} does not know; it takes {' '.join(f'{a}=' for a in kind.args) or 'nothing'}")
 
 
 def key(op: Op) -> str:

@@ -138,7 +138,7 @@ class Oracle:
                 for piece in written:
                     touched[piece] = touched.get(piece, 0) | mine
                     wrote[piece] = wrote.get(piece, 0) | mine
-        if touches == self._touches and len(found) < 10_000:  # kept for all changes of waits alone
+        if touches == self._touches:  # kept for all changes of waits alone
             self._hazards[tuple(run)] = found
         return found
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import islice
-from pathlib import Path
+from dataclasses import replace
 
 import mutations
 import pytest
@@ -13,11 +12,9 @@ from oracle import Oracle
 from sim.build.step import build
 from sim.errors import UserError
 from sim.lint import LintError, lint
-from sim.model import Model, model
+from sim.model import Model
 from sim.strategy import Strategy
-from sim.text import parse, show
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 MHA = Model("tiny", "llama", 2, 64, 4, 4, 16, 64, 64)
 GQA = Model("tiny", "llama", 2, 64, 4, 2, 16, 64, 64)
 CONFIGS = {
@@ -103,3 +100,44 @@ def test_mutations(config, kind):
     schedule = made(config)
     counts = agree(Oracle(schedule, most=2), KINDS[kind](schedule))
     assert counts["harmful" if kind not in ("waits added",) else "harmless"] > 50
+
+
+@pytest.mark.parametrize("config", ["P1-slots3", "P2-gqa-slots3", "P2-resident"])
+def test_plans_edited_by_hand(config):
+    """Each buffer put where another one lies: wrong exactly where both are in use at once."""
+    base, counts = made(config), Counter()
+    for region in base.regions.values():
+        planned = [b for b in region.buffers.values() if b.offset is not None]
+        for b, other in zip(planned, planned[1:] + planned[:1]):
+            if other.space == b.space and other.offset + b.size_bytes <= base.shared[b.space]:
+                moved = replace(b, offset=other.offset)
+                mutant = replace(base, regions={**base.regions, region.name: replace(region, buffers={**region.buffers, b.name: moved})})
+                counts += agree(Oracle(mutant, most=2), [(f"{b.name} at {other.name}", mutant)])
+    assert counts["harmful"] > 10
+
+
+def test_the_line_and_the_drawing():
+    schedule = made("P2-gqa-slots3")
+    op = next(op for op in schedule.regions["fwd"].ops if op.id == "fwd.reload.kv[2,0]")
+    assert op.waits == ()
+    with pytest.raises(LintError) as caught:
+        lint(mutations.changed(schedule, "fwd", schedule.regions["fwd"].ops.index(op) + 1, waits=()))
+    assert str(caught.value).endswith("add 'wait fwd.reload.kv[2,0]' to fwd.attn[2,0]")
+    arrows = [row for row in caught.value.drawing.splitlines() if row.startswith("------>")]
+    assert len(arrows) == 1 and "fwd.attn[2,0]" in arrows[0]
+
+
+def test_what_the_line_says_mends_it():
+    """For every derived wait deleted: adding the wait that the line names, again and again, makes the schedule pass."""
+    schedule = made("P2-gqa-slots3")
+    for what, mutant in mutations.delete_waits(schedule):
+        for _ in range(20):
+            said = verdict(mutant)
+            if said is None:
+                break
+            wait, id = said.rpartition("add 'wait ")[2].split("' to ")
+            id = id.split(", and")[0]
+            region = id.split(".")[0]
+            k = next(k for k, op in enumerate(mutant.regions[region].ops) if op.id == id)
+            mutant = mutations.changed(mutant, region, k, waits=mutant.regions[region].ops[k].waits + (wait,))
+        assert said is None, (what, said)

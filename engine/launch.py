@@ -155,8 +155,7 @@ def ffn_bwd(rt, op, reads, writes):
         act_TF = F.silu(gate_TF)
         _add_mm(dWd, dy_TC, act_TF * up_TF, more)
         dact_TF = dy_TC @ Wd
-        sigmoid_TF = torch.sigmoid(gate_TF)
-        dgate_TF = dact_TF * up_TF * (sigmoid_TF + act_TF * (1 - sigmoid_TF))
+        dgate_TF = torch.ops.aten.silu_backward(dact_TF * up_TF, gate_TF)
         dgu = torch.cat((dgate_TF, dact_TF * act_TF), dim=-1)
         _add_mm(dWgu, dgu, hn_TC, more)
         part, dweight = rms_norm_bwd(h_TC, norm2, dgu @ Wgu, eps)

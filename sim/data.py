@@ -41,7 +41,7 @@ def _run(schedule: Schedule, region: Region, kept: dict) -> dict:
         except ops.DataError as error:
             lost = [f"{spoiled[name]} overwrote {name}" for name in op.reads if name not in held and name in spoiled]
             raise Wrong(region.name, op, f"{error}{' since ' + lost[0] if lost else ''}") from None
-        _in_place(region, op, clash)
+        _in_place(schedule, region, op, clash)
         for name, value in zip(op.writes, made):
             for other in clash.get(name, ()):
                 if held.pop(other, None):
@@ -76,14 +76,14 @@ def overlaps(schedule: Schedule, region: Region) -> dict[str, list[str]]:
     return clash
 
 
-def _in_place(region: Region, op: Op, clash: dict[str, list[str]]) -> None:
+def _in_place(schedule: Schedule, region: Region, op: Op, clash: dict[str, list[str]]) -> None:
     """An op's outputs may share memory with its other operands only where its kind accumulates in place."""
     kind = ops.KINDS[op.kind]
     for place, name in enumerate(op.writes):
         for other in clash.get(name, ()):
             if other in op.reads or other in op.writes:
                 raise Wrong(region.name, op, f"{op.id} writes {name}, which shares bytes with its operand {other}; give them space of their own")
-        if op.writes.count(name) > 1 or (name in op.reads and not kind.in_place(op.reads.index(name), place)):
+        if op.writes.count(name) > 1 or (name in op.reads and not kind.in_place(op.reads.index(name), place, schedule.model)):
             raise Wrong(region.name, op, f"{op.id} uses {name} for two operands, which a {op.kind} cannot do in place; name another buffer")
 
 

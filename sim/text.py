@@ -15,7 +15,7 @@ from sim.errors import UserError
 from sim.model import Model
 from sim.schedule import SPACES, STREAMS, Buffer, Op, Region, Schedule
 
-_MODEL = ("kind", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "rope_theta", "norm_eps")
+_MODEL = ("kind", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "rotary", "rope_theta", "norm_eps")
 _NAME = r"[A-Za-z][\w.']*(\[\d+\])?(@host)?"
 _ID = r"[a-z]+\.[a-z0-9_]+(\.[a-z0-9_']+)?(\[\d+(,\d+)*\])?"
 

@@ -18,6 +18,9 @@ from pathlib import Path
 from sim import text
 from sim.errors import UserError
 
+CORES = sorted(os.sched_getaffinity(0))
+"""What this process may run on, before it binds itself to a part of them."""
+
 
 @dataclass
 class Job:
@@ -117,11 +120,9 @@ def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lamb
 
 def placement(rank: int, world: int) -> dict[str, set[int]]:
     """Cores of each stream: alone, compute has one core and all else the others; with several ranks, rank r has core r."""
-    cores = sorted(os.sched_getaffinity(0))
-    mine = {cores[rank % len(cores)]}
-    if world > 1 or len(cores) == 1:
-        return dict.fromkeys(("compute", "comm", "h2d", "d2h", "host"), mine)
-    return {"compute": {cores[0]}} | dict.fromkeys(("comm", "h2d", "d2h", "host"), set(cores[1:]))
+    if world > 1 or len(CORES) == 1:
+        return dict.fromkeys(("compute", "comm", "h2d", "d2h", "host"), {CORES[rank % len(CORES)]})
+    return {"compute": {CORES[0]}} | dict.fromkeys(("comm", "h2d", "d2h", "host"), set(CORES[1:]))
 
 
 def launch(jobs: list[Job], ranks: int, tick: Callable[[], None] = lambda: None) -> list[Run]:
@@ -131,20 +132,21 @@ def launch(jobs: list[Job], ranks: int, tick: Callable[[], None] = lambda: None)
         job.write_text(json.dumps({"out": str(out), "jobs": [asdict(j) for j in jobs]}))
         starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else ["-m"]
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        process = subprocess.Popen([sys.executable, *starter, "engine.worker", str(job)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        errors = Path(folder, "errors.txt")
+        with open(errors, "w") as sink:
+            process = subprocess.Popen([sys.executable, *starter, "engine.worker", str(job)], env=env, stdout=subprocess.PIPE, stderr=sink, text=True)
         try:
             for line in process.stdout:
                 if line.startswith("tick"):
                     tick()
-            errors = process.stderr.read()
             if process.wait():
-                lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+                lines = [line for line in errors.read_text().splitlines() if line.startswith("error: ")]
                 if lines:
                     raise UserError(lines[0].removeprefix("error: "))
-                raise RuntimeError(f"the ranks ended with {process.returncode}:\n{errors[-3000:]}")
+                raise RuntimeError(f"the ranks ended with {process.returncode}:\n{errors.read_text()[-3000:]}")
         finally:
             if process.poll() is None:
-                process.terminate()
+                process.terminate()  # torchrun ends its ranks
                 process.wait()
         return [_run(r) for r in json.loads(out.read_text())]
 

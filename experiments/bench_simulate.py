@@ -56,7 +56,7 @@ def main(rounds: int = 5) -> None:
     start_up_s = statistics.median(s for s, _ in taken["start_up"])
     result = {
         "provenance": {
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "cpu": cpu(), "python": platform.python_version(),
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "cpu": cpu(), "load_before": os.getloadavg()[0], "python": platform.python_version(),
             **{name: version(name) for name in ("numpy", "simpy", "typer")}, "command": "python -m experiments.bench_simulate",
         },
         "start_up_s": {"median": start_up_s, "rounds": [s for s, _ in taken["start_up"]]},

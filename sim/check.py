@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from sim import ops
 from sim.errors import UserError
-from sim.layout import ALIGN
+from sim.layout import ALIGN, align, pad
 from sim.schedule import PREV, SPACES, Buffer, Op, Region, Schedule
+from sim.strategy import Strategy
 
 _HOST_SIDE = {"offload": (False, True), "reload": (True, False)}
 """Which of (reads, writes) are on the host; every other kind works in HBM."""
@@ -15,6 +16,12 @@ _HOST_SIDE = {"offload": (False, True), "reload": (True, False)}
 
 def check(schedule: Schedule, where: str = "") -> None:
     """Raises UserError, its line led by `where`."""
+    if schedule.seq % schedule.P:
+        raise UserError(f"{where}S={schedule.seq} is not divisible by P={schedule.P}; pad it to S={pad(schedule.seq, schedule.P)}")
+    try:
+        Strategy(sp=schedule.P, chunk=schedule.chunk).check(schedule.model, schedule.seq)
+    except UserError as error:
+        raise UserError(f"{where}{error}") from None
     everywhere = {region: {op.id for op in r.ops} for region, r in schedule.regions.items()}
     for region in schedule.regions.values():
         seen: set[str] = set()
@@ -50,8 +57,9 @@ def _operands(op: Op, region: Region, schedule: Schedule, where: str) -> None:
             b = region.buffers.get(name) or schedule.saved.get(name)
             if b is None:
                 raise UserError(f"{where}{op.id} names a buffer {name!r} that no buffer line declares; declare it or name another")
-            if (b.space == "host") != host:
-                raise UserError(f"{where}{op.id} has {name} in {b.space} memory; a {op.kind} {'reads' if names is op.reads else 'writes'} {SPACES[host]} memory there")
+            if (b.space == "host") is not host:
+                verb = "reads" if names is op.reads else "writes"
+                raise UserError(f"{where}{op.id} {verb} {name}, which lies in {b.space} memory; a {op.kind} {verb} {SPACES[host]} memory")
 
 
 def _placed(b: Buffer, owner: str, schedule: Schedule, where: str) -> None:
@@ -63,6 +71,6 @@ def _placed(b: Buffer, owner: str, schedule: Schedule, where: str) -> None:
         return
     part = (schedule.stride if b.life == "saved" else schedule.shared)[b.space]
     if b.offset % ALIGN or part % ALIGN:
-        raise UserError(f"{where}{b.name} of {owner} is at {b.space} byte {b.offset} of a part of {part}; both must be multiples of {ALIGN}")
+        raise UserError(f"{where}{b.name} of {owner} is at {b.space} byte {b.offset} of a part of {part}; both must be multiples of {ALIGN}, such as {align(b.offset)} and {align(part)}")
     if b.offset < 0 or b.offset + b.size_bytes > part:
         raise UserError(f"{where}{b.name} of {owner} ends at {b.space} byte {b.offset + b.size_bytes}, past its part of {part} bytes; move it or enlarge the arena line")

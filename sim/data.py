@@ -39,8 +39,7 @@ def _run(schedule: Schedule, region: Region, kept: dict) -> dict:
         try:
             made = ops.KINDS[op.kind].data(op, [held.get(name) for name in op.reads], schedule)
         except ops.DataError as error:
-            lost = [f"{spoiled[name]} overwrote {name}" for name in op.reads if name not in held and name in spoiled]
-            raise Wrong(region.name, op, f"{error}{' since ' + lost[0] if lost else ''}") from None
+            raise Wrong(region.name, op, f"{error}; {_mend(op, held, spoiled)}") from None
         _in_place(schedule, region, op, clash)
         for name, value in zip(op.writes, made):
             for other in clash.get(name, ()):
@@ -56,6 +55,16 @@ def _run(schedule: Schedule, region: Region, kept: dict) -> dict:
             if held.get(name) != value:
                 raise Wrong(region.name, None, f"{region.name} owes {name} = {ops.describe(value)}, but leaves {ops.describe(held.get(name))}")
     return {name: held[name] for name in schedule.saved if name in held}
+
+
+def _mend(op: Op, held: dict, spoiled: dict[str, str]) -> str:
+    """What would give an op what it needs."""
+    for name in op.reads:
+        if name not in held and name in spoiled:
+            return f"{spoiled[name]} overwrote {name}: read {name} above that op, or give one of them space of its own"
+        if name not in held:
+            return f"nothing above writes {name}: add the op that does, or read another buffer"
+    return "change what it reads or says, or what was put there"
 
 
 def overlaps(schedule: Schedule, region: Region) -> dict[str, list[str]]:
@@ -78,12 +87,12 @@ def overlaps(schedule: Schedule, region: Region) -> dict[str, list[str]]:
 
 def _in_place(schedule: Schedule, region: Region, op: Op, clash: dict[str, list[str]]) -> None:
     """An op's outputs may share memory with its other operands only where its kind accumulates in place."""
-    kind = ops.KINDS[op.kind]
     for place, name in enumerate(op.writes):
         for other in clash.get(name, ()):
             if other in op.reads or other in op.writes:
                 raise Wrong(region.name, op, f"{op.id} writes {name}, which shares bytes with its operand {other}; give them space of their own")
-        if op.writes.count(name) > 1 or (name in op.reads and not kind.in_place(op.reads.index(name), place, schedule.model)):
+        twice, kind, model = name in op.writes[:place], ops.KINDS[op.kind], schedule.model
+        if twice or (name in op.reads and not all(kind.in_place(k, place, model) for k, n in enumerate(op.reads) if n == name)):
             raise Wrong(region.name, op, f"{op.id} uses {name} for two operands, which a {op.kind} cannot do in place; name another buffer")
 
 

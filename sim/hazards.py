@@ -53,10 +53,15 @@ class Alone:
         for k, stream in enumerate(self.stream):
             self.position.append(len(self.on_stream[stream]))
             self.on_stream[stream].append(k)
-        self.accesses = cells.accesses(name)
-        self._links: dict[str, list[tuple[int, int]]] = {}
+        self._cells = cells
+        self._links: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
 
-    @property
+    @cached_property
+    def accesses(self) -> Accesses:
+        """What its ops touch."""
+        return self._cells.accesses(self.name)
+
+    @cached_property
     def length(self) -> np.ndarray:
         """Ops on each stream."""
         return np.array([len(ops) - 1 for ops in self.on_stream])
@@ -89,17 +94,18 @@ class Alone:
         order = np.argsort(a.place, kind="stable")
         op, write, place = a.op[order], a.write[order], a.place[order]
         stream, position = np.array(self.stream)[op], np.array(self.position)[op]
-        start = np.r_[True, np.diff(place) != 0]
+        start = np.zeros(len(place), bool)
+        start[_heads(place)] = True
         lift = np.cumsum(start) * (len(self.ops) + 1)  # sets places apart under one running maximum
         rows = np.zeros((len(op), N), np.int64)
         for s in np.flatnonzero(self.length):
-            for sources, heed in ((write, 1), (~write, write)):  # everything heeds writes, only writes heed reads
+            for sources, heed in ((write, write | True), (~write, write)):  # everything heeds writes, only writes heed reads
                 running = np.maximum.accumulate(np.where(sources & (stream == s), position, 0) + lift) - lift
-                running = np.where(start, 0, np.r_[0, running[:-1]]) * heed
-                np.maximum(rows[:, s], running, out=rows[:, s])
+                earlier = np.where(start[1:], 0, running[:-1]) * heed[1:]
+                np.maximum(rows[1:, s], earlier, out=rows[1:, s])
         back = np.empty_like(rows)
         back[order] = rows
-        heads = np.flatnonzero(np.r_[True, np.diff(a.op) != 0])
+        heads = _heads(a.op)
         need[a.op[heads]] = np.maximum.reduceat(back, heads)
         return need
 
@@ -122,11 +128,17 @@ class Alone:
             found.append((a.cell[rows], a.reach[rows], stream[rows], position[rows]))
         return found
 
-    def links(self, before: str) -> list[tuple[int, int]]:
-        """(op, op of the region before) of the waits that cross from there."""
+    def links(self, before: str) -> list[tuple[np.ndarray, np.ndarray]]:
+        """By stream: positions of the ops that wait for ops of the region before, and those ops. A first position stands for entry."""
         if before not in self._links:
             lead, other = f"{PREV}{before}:", self.others[before].index
-            self._links[before] = [(k, other[w[len(lead):]]) for k, op in enumerate(self.ops) for w in op.waits if w.startswith(lead)]
+            found: list[tuple[list[int], list[int]]] = [([1], []) for _ in STREAMS]
+            for k, op in enumerate(self.ops):
+                for wait in op.waits:
+                    if wait.startswith(lead):
+                        found[self.stream[k]][0].append(self.position[k])
+                        found[self.stream[k]][1].append(other[wait[len(lead):]])
+            self._links[before] = [(np.array(positions), np.array(targets, np.int64)) for positions, targets in found]
         return self._links[before]
 
     others: dict[str, "Alone"]
@@ -137,6 +149,11 @@ class Alone:
         self._links.clear()
 
 
+def _heads(column: np.ndarray) -> np.ndarray:
+    """Where each run of equal numbers begins."""
+    return np.flatnonzero(np.concatenate(([True], column[1:] != column[:-1]))) if len(column) else np.zeros(0, np.int64)
+
+
 def alone(schedule: Schedule) -> tuple[dict[str, Alone], Cells]:
     """Every region by itself."""
     cells = Cells(schedule)
@@ -144,6 +161,9 @@ def alone(schedule: Schedule) -> tuple[dict[str, Alone], Cells]:
     for region in regions.values():
         region.others = regions
     return regions, cells
+
+
+_NO_LINKS = [(np.array([1]), np.zeros(0, np.int64))] * N
 
 
 class Instance:
@@ -159,16 +179,15 @@ class Instance:
 
     def refresh(self) -> None:
         """Takes in the waits as they are now."""
-        entry = self.before.exit if self.before else np.zeros((N, N), np.int64)
-        links = self.region.links(self.before.region.name) if self.before else []
-        op, target = np.array(links, np.int64).reshape(-1, 2).T
-        clock = self.before.clock(target) if len(op) else np.zeros((0, N), np.int64)
-        stream, position = np.array(self.region.stream, np.int64)[op], np.array(self.region.position, np.int64)[op]
         self._gates = []
-        for s in range(N):
-            rows = np.flatnonzero(stream == s)
-            known = np.maximum.accumulate(np.vstack([entry[s], clock[rows]]))
-            self._gates.append((np.r_[1, position[rows]], np.vstack([np.zeros(N, np.int64), known])))
+        for s, (position, targets) in enumerate(self.region.links(self.before.region.name) if self.before else _NO_LINKS):
+            known = np.zeros((2 + len(targets), N), np.int64)  # by places reached on the stream: none, some, past a wait, past two...
+            if self.before:
+                known[1] = self.before.exit[s]
+            if len(targets):
+                known[2:] = self.before.clock(targets)
+                np.maximum.accumulate(known, out=known)
+            self._gates.append((position, known))
         self.__dict__.pop("exit", None)
 
     def clock(self, ops: np.ndarray) -> np.ndarray:
@@ -202,15 +221,16 @@ class Instance:
 def chain(schedule: Schedule, regions: dict[str, Alone], cells: Cells):
     """The instances of `walk`, in order, each with what it must come after."""
     instances = walk(schedule)
+    firsts = {name: region.first for name, region in regions.items()}  # numbers every cell
     copies = 1 + max((int(cells.shifts(layer, step).max()) for _, layer, step in instances), default=0)
     over = np.zeros((2, copies * cells.count, N), np.int64)  # last writes, last reads
     before = None
     for what in instances:
         region, copy = regions[what[0]], cells.shifts(*what[1:]) * cells.count
-        first = region.first
+        first = firsts[what[0]]
         at = first.cell + copy[first.reach]
         rows = np.maximum(over[0][at], over[1][at] * first.write[:, None])
-        heads = np.flatnonzero(np.r_[True, np.diff(first.op) != 0]) if len(at) else np.zeros(0, np.int64)
+        heads = _heads(first.op)
         need = np.maximum.reduceat(rows, heads) if len(at) else rows
         before = Instance(what, region, before, (first.op[heads], need))
         yield before

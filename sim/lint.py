@@ -6,13 +6,13 @@ stands; unreduced waits, redundant waits and any legal order are fine.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
 
 from sim import data
 from sim.cells import Cells
 from sim.check import check
 from sim.errors import UserError
-from sim.hazards import alone, chain
+from sim.hazards import Instance, alone, chain
 from sim.schedule import PREV, Op, Schedule
 from sim.text import show_ops
 
@@ -28,11 +28,11 @@ class LintError(UserError):
 def lint(schedule: Schedule) -> None:
     """Raises LintError at the first thing that is unsafe or wrong, UserError where the schedule is not even well formed."""
     check(schedule)
-    _order(schedule)
     try:
         data.prove(schedule)
     except data.Wrong as wrong:
         raise LintError(wrong.line, draw(schedule, wrong.region, wrong.op)) from None
+    _order(schedule)
 
 
 def _order(schedule: Schedule) -> None:
@@ -43,34 +43,40 @@ def _order(schedule: Schedule) -> None:
             k = int(late.any(axis=1).argmax())
             stream = int(late[k].argmax())
             here = (region.name, 0, 0)
-            raise _race(schedule, cells, here, region.ops[k], here, region.ops[region.on_stream[stream][region.need[k, stream]]], ())
+            other = region.ops[region.on_stream[stream][region.need[k, stream]]]
+            raise _race(schedule, cells, here, region.ops[k], here, other, f"add 'wait {other.id}' to {region.ops[k].id}")
     for instance in chain(schedule, regions, cells):
         late = instance.late()
         if late.any():
             row = int(late.any(axis=1).argmax())
             stream = int(late[row].argmax())
-            source, k = instance.source(stream, int(instance.need[row, stream]))
-            between, near = [], instance.before
-            while near is not source:
-                between, near = [near.region.name, *between], near.before
-            raise _race(schedule, cells, instance.what, instance.region.ops[instance.ops[row]], source.what, source.region.ops[k], between)
+            position = int(instance.need[row, stream])
+            source, k = instance.source(stream, position)
+            op, other = instance.region.ops[instance.ops[row]], source.region.ops[k]
+            raise _race(schedule, cells, instance.what, op, source.what, other, _mend(instance, op, source, other, stream, position))
 
 
-def _race(schedule: Schedule, cells: Cells, here: tuple, op: Op, there: tuple, other: Op, between: Sequence[str]) -> LintError:
-    """The error for an op that does not come after another one, with the regions that ran between."""
+def _mend(instance: Instance, op: Op, source: Instance, other: Op, stream: int, position: int) -> str:
+    """Which wait makes an op come after one of an earlier region: on it, or on the first op between that does."""
+    near = instance.before
+    if near is source:
+        return f"add 'wait {PREV}{near.region.name}:{other.id}' to {op.id}"
+    after = near.clock(np.arange(len(near.region.ops)))[:, stream] >= position
+    if after.any():
+        return f"add 'wait {PREV}{near.region.name}:{near.region.ops[int(after.argmax())].id}' to {op.id}"
+    while near.before is not source:
+        near = near.before
+    return f"add 'wait {PREV}{source.region.name}:{other.id}' to {near.region.ops[-1].id}, and let {op.id} come after that"
+
+
+def _race(schedule: Schedule, cells: Cells, here: tuple, op: Op, there: tuple, other: Op, mend: str) -> LintError:
+    """The error for an op of one instance that does not come after an op of another, or of the same one."""
     mine, its = ({name: cells.at(at, name) for name in o.reads + o.writes} for at, o in ((here, op), (there, other)))
     name, name2 = next((a, b) for a in mine for b in its if mine[a] & its[b] and (a in op.writes or b in other.writes))
     verbs = ["writes" if n in o.writes else "reads" for n, o in ((name, op), (name2, other))]
-    region, before = here[0], there[0]
-    if here == there:
-        when, mend = "", f"add 'wait {other.id}' to {op.id}"
-    elif not between:
-        when, mend = f" in the {before} before", f"add 'wait {PREV}{before}:{other.id}' to {op.id}"
-    else:
-        when = f" in the {before} before the {' and the '.join(between)}"
-        mend = f"let an op of {between[0]} wait for {PREV}{before}:{other.id}, and {op.id} for that op"
-    line = f"{op.id} {verbs[0]} {name}{_bytes(schedule, region, name)} but does not come after {other.id}{when}, which {verbs[1]} {'it' if name == name2 else name2}; {mend}"
-    return LintError(line, draw(schedule, region, op, other))
+    when = "" if here == there else f" of an earlier {there[0]}"
+    line = f"{op.id} {verbs[0]} {name}{_bytes(schedule, here[0], name)} but does not come after {other.id}{when}, which {verbs[1]} {'it' if name == name2 else name2}; {mend}"
+    return LintError(line, draw(schedule, here[0], op, other))
 
 
 def _bytes(schedule: Schedule, region: str, name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from sim.errors import UserError
 from sim.layout import ITEM
@@ -35,6 +35,29 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Operands:
+    """Names of what an op kind reads and writes for one kind of model; those that end in ? may be absent."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+    @cached_property
+    def fixed(self) -> int:
+        """How many reads come before the first that may be absent."""
+        return next((k for k, name in enumerate(self.reads) if name.endswith("?")), len(self.reads))
+
+    @cached_property
+    def read(self) -> tuple[int, int]:
+        """(least, most) reads."""
+        return sum(not n.endswith("?") for n in self.reads), len(self.reads)
+
+    @cached_property
+    def written(self) -> tuple[int, int]:
+        """(least, most) writes."""
+        return sum(not n.endswith("?") for n in self.writes), len(self.writes)
+
+
+@dataclass(frozen=True)
 class Kind:
     """An op kind. Its operands are activations, then weights, then what it accumulates over chunks (read once something was
     written to it); names end in ? where optional. Weights and sums name a group of `Model.groups`: q is Wq, and bq if there are
@@ -51,16 +74,14 @@ class Kind:
     data: Callable[[Op, list, Schedule], list]
     workspace: Callable[[Op, Schedule], int] = lambda op, s: 0
 
-    def operands(self, model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """(reads, writes) in full for a model."""
+    def operands(self, model: Model) -> Operands:
+        """What it reads and writes, in full for a model."""
         return _operands(self.name, model.kind)
 
     def in_place(self, read: int, write: int, model: Model) -> bool:
         """Whether a buffer may be both that read and that write operand: the accumulators, named alike on both sides."""
-        reads, writes = self.operands(model)
-        fixed = next((k for k, name in enumerate(reads) if name.endswith("?")), len(reads))
-        names = reads[read:read + 1] if read < fixed else reads[fixed:]
-        return writes[write].removesuffix("?") in [name.removesuffix("?") for name in names]
+        reads, writes, fixed = (known := self.operands(model)).reads, known.writes, known.fixed
+        return reads[read] == writes[write] if read < fixed else writes[write] + "?" in reads
 
 
 KINDS: dict[str, Kind] = {}
@@ -74,10 +95,10 @@ def names(wanted: tuple[str, ...], kind: str) -> tuple[str, ...]:
 
 
 @cache
-def _operands(op_kind: str, model_kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _operands(op_kind: str, model_kind: str) -> Operands:
     kind = KINDS[op_kind]
     sums = names(kind.sums, model_kind)
-    return kind.reads + names(kind.weights, model_kind) + tuple(f"{n}?" for n in sums), kind.writes + sums
+    return Operands(kind.reads + names(kind.weights, model_kind) + tuple(f"{n}?" for n in sums), kind.writes + sums)
 
 
 def split(op: Op, model: Model, operands: list) -> tuple[list, list, list]:
@@ -93,12 +114,16 @@ def check(op: Op, model: Model, where: str = "") -> None:
     kind = KINDS[op.kind]
     if op.stream != kind.stream:
         raise UserError(f"{where}{op.id} is on stream {op.stream}; a {op.kind} runs on {kind.stream}")
-    for what, given, known in zip(("reads", "writes"), (op.reads, op.writes), kind.operands(model)):
-        if not sum(not n.endswith("?") for n in known) <= len(given) <= len(known):
-            raise UserError(f"{where}{op.id} {what} {len(given)} buffers; a {op.kind} {what}: {' '.join(known) or 'nothing'}")
+    known = kind.operands(model)
+    for what, given, (least, most) in (("reads", op.reads, known.read), ("writes", op.writes, known.written)):
+        if not least <= len(given) <= most:
+            raise UserError(f"{where}{op.id} {what} {len(given)} buffers; a {op.kind} {what}: {' '.join(getattr(known, what)) or 'nothing'}")
     for name in kind.args:
-        if op.args.get(name, 0) < (0 if name == "at" else 1):
+        if op.args.get(name, -1) < (name != "at"):
             raise UserError(f"{where}{op.id} needs {name}= with a positive number; a {op.kind} takes {' '.join(f'{a}=' for a in kind.args)}")
+    if len(op.args) > len(kind.args):
+        for name in op.args.keys() - kind.args - set(FLAGS):
+            raise UserError(f"{where}{op.id} has {name}=, which a {op.kind} does not know; it takes {' '.join(f'{a}=' for a in kind.args) or 'nothing'}")
 
 
 def key(op: Op) -> str:

@@ -38,9 +38,9 @@ def overlay(predicted: Timeline, measured: Timeline, path: str | Path) -> None:
         for name, timeline in (("predicted", predicted), ("measured", measured)):
             if space in timeline.memory:
                 draw_memory(axes, timeline, space, name)
-        axes.set_ylabel(f"{space} MiB")
+        axes.set_ylabel("MiB in use")
         axes.set_ylim(bottom=0)
-        axes.legend(loc="lower right", fontsize="small", frameon=False)
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize="small", frameon=False)
     rows[-1].set_xlabel("ms")
     rows[-1].set_xlim(0, max(map(span_ns, (predicted, measured))) / 1e6)
     part = Path(path).with_suffix(".part")
@@ -49,13 +49,15 @@ def overlay(predicted: Timeline, measured: Timeline, path: str | Path) -> None:
 
 
 def draw_gantt(axes: Axes, timeline: Timeline, title: str = "") -> None:
-    """One bar a span, one row a stream that has any, the first stream on top."""
+    """One bar a span, one row a stream that has any, the first stream on top. Bars too thin to have a border still show."""
+    thin = span_ns(timeline) / 1e6 / 500
     streams = [s for s in ROWS if timeline.on(s).any()]
     for row, stream in enumerate(streams):
         mask = timeline.on(stream)
         start, end = timeline.start_ns[mask] / 1e6, timeline.end_ns[mask] / 1e6
         bars = list(zip(start.tolist(), (end - start).tolist()))
-        axes.broken_barh(bars, (row - 0.4, 0.8), facecolor=COLORS[stream], edgecolor="white", linewidth=0.2, label=stream)
+        edges = ["white" if width > thin else COLORS[stream] for _, width in bars]
+        axes.broken_barh(bars, (row - 0.4, 0.8), facecolor=COLORS[stream], edgecolor=edges, linewidth=0.4, label=stream)
     axes.set_yticks(range(len(streams)), streams)
     axes.invert_yaxis()
     axes.set_title(title, loc="left", fontsize="medium")

@@ -11,10 +11,11 @@ from dataclasses import fields
 
 from sim import ops
 from sim.check import check
-from sim.errors import UserError
+from sim.errors import UserError, unknown
 from sim.model import Model
-from sim.schedule import SPACES, STREAMS, Buffer, Op, Region, Schedule
+from sim.schedule import LIVES, SPACES, STREAMS, Buffer, Op, Region, Schedule
 
+REGIONS = ("fwd", "loss", "bwd")
 _MODEL = ("kind", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "rotary", "rope_theta", "norm_eps")
 _NAME = r"[A-Za-z][\w.']*(\[\d+\])?(@host)?"
 _ID = r"[a-z]+\.[a-z0-9_]+(\.[a-z0-9_']+)?(\[\d+(,\d+)*\])?"
@@ -26,7 +27,7 @@ def show(schedule: Schedule) -> str:
     lines = [
         f"schedule {m.name} S={schedule.seq} P={schedule.P} C={schedule.chunk} dtype={schedule.dtype}",
         "model    " + " ".join(f"{k}={getattr(m, k)}" for k in _MODEL),
-        "order    " + " ".join(r if r == "loss" else f"{r}*{m.layers}" for r in ("fwd", "loss", "bwd") if r in schedule.regions),
+        "order    " + " ".join(_order(schedule)),
     ]
     lines += [f"require  {region} {' '.join(names)}" for region, names in schedule.require.items()]
     lines += [f"arena    {s} stride={schedule.stride[s]} shared={schedule.shared[s]}" for s in ("hbm", "host")]
@@ -36,6 +37,11 @@ def show(schedule: Schedule) -> str:
         lines += _table([_buffer(region.name, b) for b in region.buffers.values()])
         lines += [""] + show_ops(region.ops)
     return "\n".join(lines) + "\n"
+
+
+def _order(schedule: Schedule) -> list[str]:
+    """The regions of a step, each with how often it runs."""
+    return [r if r == "loss" else f"{r}*{schedule.layers}" for r in REGIONS if r in schedule.regions]
 
 
 def digest(schedule: Schedule) -> str:
@@ -89,28 +95,41 @@ def parse(text: str, name: str = "schedule") -> Schedule:
                     if min(head["seq"], head["P"], head["chunk"]) < 1 or pairs["dtype"] not in ("fp32", "bf16"):
                         raise ValueError
                 case "model":
+                    if "model" not in head:
+                        raise UserError(f"{where}: the schedule line, with S, P, C and dtype, must stand above the model line; start from what `fpdt show` prints")
                     pairs = dict(p.split("=") for p in rest.split())
                     kinds = {f.name: f.type for f in fields(Model)}
                     cast = {"str": str, "int": int, "float": float}
                     head["model"] = Model(head["model"], **{k: cast[kinds[k]](v) for k, v in pairs.items()})
                 case "order":
-                    pass
+                    head["order"] = rest.split()
                 case "require":
                     which, *names = rest.split()
+                    if which not in REGIONS:
+                        raise UserError(f"{where}: {unknown('region', which, REGIONS)}")
                     head["require"][which] = tuple(names)
                 case "arena":
                     space, *pairs = rest.split()
+                    if space not in SPACES:
+                        raise ValueError
                     pairs = dict(p.split("=") for p in pairs)
                     head["stride"][space], head["shared"][space] = int(pairs["stride"]), int(pairs["shared"])
                 case "buffer":
                     owner, b, space, life, role, dtype, shape, offset = rest.split()
-                    if not re.fullmatch(_NAME, b) or space not in SPACES:
+                    if not re.fullmatch(_NAME, b) or space not in SPACES or life not in LIVES:
                         raise ValueError
                     buffer = Buffer(b, space, life, role, dtype, tuple(map(int, shape.split("x"))), None if offset == "-" else int(offset[1:]))
-                    (head["saved"] if owner == "*" else head["regions"][owner].buffers)[b] = buffer
-                    buffer.size_bytes
+                    buffer.size_bytes  # KeyError on an unknown dtype
+                    owned = head["saved"] if owner == "*" else head["regions"][owner].buffers
+                    if b in owned:
+                        raise UserError(f"{where}: buffer {b} of {owner} is declared twice; keep one of the lines")
+                    owned[b] = buffer
                 case "region":
+                    if rest.strip() not in REGIONS:
+                        raise UserError(f"{where}: {unknown('region', rest.strip(), REGIONS)}")
                     region = Region(rest.strip(), [], {})
+                    if region.name in head["regions"]:
+                        raise UserError(f"{where}: region {region.name} stands here a second time; a region is written once and run once a layer")
                     head["regions"][region.name] = region
                 case _:
                     if region is None:
@@ -123,7 +142,10 @@ def parse(text: str, name: str = "schedule") -> Schedule:
     missing = [k for k in ("seq", "stride") if not head.get(k)] + ([] if isinstance(head.get("model"), Model) else ["model"])
     if missing or not head["regions"]:
         raise UserError(f"{name}: the header lacks {', '.join(missing) or 'a region'}; start from what `fpdt show` prints")
+    order = head.pop("order", None)
     schedule = Schedule(**head)
+    if order != _order(schedule):
+        raise UserError(f"{name}: the order line says {' '.join(order or ['nothing'])}, but {schedule.layers} layers of these regions are {' '.join(_order(schedule))}; write that")
     check(schedule, f"{name}: ")
     return schedule
 

@@ -17,13 +17,14 @@ def _batched(x_SHD: torch.Tensor) -> torch.Tensor:
 
 
 def _spread(x_SKD: torch.Tensor, heads: int) -> torch.Tensor:
-    """Each KV head as often as query heads read it. The kernel's own grouping is not relied on."""
-    return x_SKD if x_SKD.shape[1] == heads else x_SKD.repeat_interleave(heads // x_SKD.shape[1], dim=1)
+    """Each KV head as often as query heads read it, for backward, which knows no groups; a single one without a copy."""
+    K = x_SKD.shape[1]
+    return x_SKD.expand(-1, heads, -1) if K == 1 else x_SKD.repeat_interleave(heads // K, dim=1) if K < heads else x_SKD
 
 
 def forward(q_SHD: torch.Tensor, kv_T2KD: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [S, H, D] in q's dtype, lse [H, S] fp32), scale 1/sqrt(D)."""
-    k, v = (_batched(_spread(kv_T2KD[:, c], q_SHD.shape[1])) for c in (0, 1))
+    k, v = (_batched(kv_T2KD[:, c]) for c in (0, 1))
     out, lse = _forward(_batched(q_SHD), k, v, 0.0, causal)
     return out[0].transpose(0, 1), lse[0]
 

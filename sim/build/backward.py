@@ -81,7 +81,7 @@ class Backward:
         """All-to-all between head-sharded and token-sharded; nothing at P = 1."""
         if self.P == 1:
             return buffer
-        to = self.e.slot(f"{role}'", depth)
+        to = self.e.slot(f"{role}'", i, depth)
         self.e.op("comm", f"a2a.{role}[{i}]", (buffer,), (to,), n=self.e.n(i))
         return to
 
@@ -91,12 +91,12 @@ class Backward:
             return
         e, row, n, dh = self.e, self.row[i], self.e.n(i), self.e.argument("dx", i)
         if "h" not in row:
-            row["h"] = e.slot("h", 1)
+            row["h"] = e.slot("h", i, 1)
             e.op("compute", f"proj[{i}]", (row["o'"], row["x"]), (row["h"],), n=n)
         up = (row["up"],) if "up" in row else ()
         e.op("compute", f"ffn_bwd[{i}]", (row["h"], e.argument("dy", i), *up), (dh,), n=n, sub=self.s.ffn_sub)
         do = row["do"] = self.store.home("do", i, 1)
-        made = do if self.P == 1 else e.slot("do'", 1)
+        made = do if self.P == 1 else e.slot("do'", i, 1)
         e.op("compute", f"proj_bwd[{i}]", (dh, row["o'"]), (made,), n=n)
         if self.P > 1:
             e.op("comm", f"a2a.do[{i}]", (made,), (do,), n=n)
@@ -105,7 +105,7 @@ class Backward:
     def attend(self, r: int) -> None:
         """Row r: its own gradient in one accumulator, that of each chunk it meets in the chunk's."""
         e, u, depth = self.e, self.e.u, self.s.prefetch
-        own = self.row[r][self.own] = e.slot(self.own, 1)
+        own = self.row[r][self.own] = e.slot(self.own, r, 1)
         for k, c in enumerate(inner(self.s, r, range(r, u) if self.outer == "kv" else range(r + 1))):
             i, j = (c, r) if self.outer == "kv" else (r, c)
             have = self.row[r] | {role: self.store.fetch(role, c, f"reload.{role}[{i},{j}]", depth, slot) for role, slot in MET[self.outer].items()}

@@ -34,22 +34,25 @@ class Emit:
         """First token of chunk i."""
         return self.chunks[i][0]
 
-    def slot(self, role: str, depth: int, name: str | None = None, chunk: int = -1) -> str:
-        """The slot that was not taken for longest, of `depth` of that name, for a chunk of a role; each is as large as a full chunk."""
+    def slot(self, role: str, i: int, depth: int, name: str | None = None) -> str:
+        """The slot that was not taken for longest, of `depth` of that name, for chunk i; each is as large as the longest chunk it ever holds."""
         name = name or role
         slots = self._slots.setdefault((name, depth), [])
         if len(slots) < depth:
             slots.append(f"{name}.{len(slots)}" if depth > 1 else name)
         else:
             slots.append(slots.pop(0))
-        self._held[slots[-1]] = role, chunk
-        return self._declare(slots[-1], "hbm", "slot", role, self.layout.shape(role, self.n(0)))
+        slot, shape = slots[-1], self.layout.shape(role, self.n(i))
+        self._held[slot] = role, i
+        self._declare(slot, "hbm", "slot", role, shape)
+        self.region.buffers[slot].shape = max(self.region.buffers[slot].shape, shape)
+        return slot
 
-    def resident(self, role: str, chunk: int) -> str | None:
-        """The slot that still has a chunk of a role, taken anew; None if none has."""
+    def resident(self, role: str, i: int) -> str | None:
+        """The slot that still has chunk i of a role, taken anew; None if none has."""
         for slots in self._slots.values():
             for slot in slots:
-                if self._held[slot] == (role, chunk):
+                if self._held[slot] == (role, i):
                     slots.append(slots.pop(slots.index(slot)))
                     return slot
         return None

@@ -48,7 +48,7 @@ class Forward:
             return
         e, x = self.e, self.x(i)
         q, kv = self.store.home("q", i, AHEAD), self.store.home("kv", i, AHEAD)
-        made = (q, kv) if self.P == 1 else (e.slot("q'", 1), e.slot("kv'", 1))
+        made = (q, kv) if self.P == 1 else (e.slot("q'", i, 1), e.slot("kv'", i, 1))
         e.op("compute", f"qkv[{i}]", (x,), made, n=e.n(i), at=e.at(i))
         if self.P > 1:
             e.op("comm", f"a2a.q[{i}]", (made[0],), (q,), n=e.n(i))
@@ -64,7 +64,7 @@ class Forward:
         row = inner(self.s, i, range(i + 1))
         for j in row:
             kv = self.kv[i] if j == i else store.fetch("kv", j, f"reload.kv{self.tag}[{i},{j}]", self.s.prefetch, "slot")
-            acc = o if j == row[-1] else e.slot("acc", 1)
+            acc = o if j == row[-1] else e.slot("acc", i, 1)
             merge = ("acc", lse) if j != row[0] else ()
             e.op("compute", f"attn[{i},{j}]", (self.q[i], kv, *merge), (acc, lse), q=e.n(i), kv=e.n(j), causal=j == i)
         self.o[i] = o
@@ -75,7 +75,7 @@ class Forward:
         """All-to-all of o back to this rank's tokens."""
         if self.P == 1:
             return self.o[i]
-        o_tok = self.e.slot("o'", 1)
+        o_tok = self.e.slot("o'", i, 1)
         self.e.op("comm", f"a2a.o[{i}]", (self.o[i],), (o_tok,), n=self.e.n(i))
         return o_tok
 

@@ -30,7 +30,7 @@ class Store:
     def home(self, role: str, i: int, depth: int) -> str:
         """Where chunk i is computed: in HBM where it rests, or in a slot that is copied out (or, of another role, only used at once)."""
         rests = role in self.roles and not self.host
-        return self.e.rest(role, i, False) if rests else self.e.slot(role, depth, chunk=i)
+        return self.e.rest(role, i, False) if rests else self.e.slot(role, i, depth)
 
     def keep(self, role: str, i: int, buffer: str, place: str = "") -> None:
         """offload.role[i], if it rests on the host."""
@@ -43,7 +43,7 @@ class Store:
             return self.e.argument("x", i) if role == "x" else self.e.rest(role, i, False)
         found = self.e.resident(role, i) if self.skip else None
         if found is None:
-            found = self.e.slot(role, depth, slot, i)
+            found = self.e.slot(role, i, depth, slot)
             self.e.op("h2d", name, (self.e.rest(role, i, True),), (found,), n=self.e.n(i))
         return found
 

@@ -19,16 +19,16 @@ install: .venv/.installed
 .venv/.torch: Makefile
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(BIN)/python -m pip install --quiet --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	touch $@
 
 .venv/.installed: .venv/.torch requirements.lock pyproject.toml
-	$(BIN)/python -m pip install --quiet -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-compile -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
 
 .venv/.tested: .venv/.installed requirements-test.lock
-	$(BIN)/python -m pip install --quiet -r requirements-test.lock
+	$(BIN)/python -m pip install --quiet --no-compile -r requirements-test.lock
 	touch $@
 
 clean:

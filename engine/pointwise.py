@@ -53,8 +53,7 @@ def swiglu(up_TU: torch.Tensor) -> tuple[torch.Tensor, Callable]:
     act_TF = F.silu(gate_TF)
 
     def backward(grad_TF: torch.Tensor) -> torch.Tensor:
-        sigmoid_TF = torch.sigmoid(gate_TF)
-        dgate_TF = grad_TF * up_TF * (sigmoid_TF + act_TF * (1 - sigmoid_TF))
+        dgate_TF = torch.ops.aten.silu_backward(grad_TF * up_TF, gate_TF)
         return torch.cat((dgate_TF, grad_TF * act_TF), dim=-1)
 
     return act_TF * up_TF, backward

@@ -23,14 +23,19 @@ class Trainer:
         self.model = LanguageModel(program, seed)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
 
-    def step(self, tokens_S: torch.Tensor) -> float:
-        """One step on a whole sequence [S] (the same on every rank); returns the mean loss over its labels. Spans go to program.spans."""
+    def step(self, tokens_S: torch.Tensor, update: bool = True) -> float:
+        """One step on a whole sequence [S] (the same on every rank); returns the mean loss over its labels. Spans go to program.spans.
+
+        update=False stops at the loss.
+        """
         label_S = shift(tokens_S)
         valid = int((label_S != IGNORE).sum())
         tokens_T, label_T = (self._mine(t, fill) for t, fill in ((tokens_S, 0), (label_S, IGNORE)))
         with self._external("embed"):
             x_TC = self.model.embed(tokens_T)
         loss = self.model.head(x_TC, label_T, valid)
+        if not update:
+            return float(self._sum(loss.detach()))
         loss.backward()
         with self._external("reduce"):
             total = self._reduce(loss.detach())
@@ -45,6 +50,11 @@ class Trainer:
 
     def _mine(self, x_S: torch.Tensor, fill: int) -> torch.Tensor:
         return deal(padded(x_S, self.s.P, fill), self.s.chunk, self.s.P, self.program.runtime.rank)
+
+    def _sum(self, loss: torch.Tensor) -> torch.Tensor:
+        if self.s.P > 1:
+            dist.all_reduce(loss, group=self.program.runtime.group)
+        return loss
 
     def _reduce(self, loss: torch.Tensor) -> torch.Tensor:
         """Sums gradients and loss over the ranks, in one flat fp32 tensor."""

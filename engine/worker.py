@@ -1,15 +1,13 @@
-"""What one rank does: `python -m engine.worker JOB.json`, under torchrun where there are several.
+"""What one rank does: `python -m engine.worker FOLDER`, under torchrun where there are several.
 
-A job is a list of runs; each trains a model by a schedule for some steps and yields a Run. Rank 0 writes them all to the
-job's `out` as JSON. The same worker serves calibration, comparison and the demo.
+Lists of jobs arrive as files in the folder (see engine.ranks); each job trains a model by a schedule for some steps and yields
+a Run, which rank 0 writes beside them. The same worker serves calibration, comparison and the demo.
 """
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -34,6 +32,8 @@ class Job:
     """Pace of host copies on CPU, each direction."""
     seed: int = 0
     lr: float = 3e-3
+    last_update: bool = True
+    """Whether the last step ends in an update; without, its loss is all that it gives."""
     trace_every: int = 2
     """Every how many steps the timeline is taken (0: never); the others give the step time."""
 
@@ -89,7 +89,8 @@ class Session:
         self._barrier()
         start = time.perf_counter_ns()
         at = step % self.job.steps * self.seq
-        run.losses.append(self.trainer.step(self._data[at:at + self.seq]))
+        update = self.job.last_update or step < self.job.steps - 1
+        run.losses.append(self.trainer.step(self._data[at:at + self.seq], update))
         run.step_ns.append(time.perf_counter_ns() - start)
         if traced:
             run.traces[step] = [(i, layer, stream, s - start, e - start) for i, layer, stream, (s, e) in program.spans]
@@ -125,42 +126,11 @@ def placement(rank: int, world: int) -> dict[str, set[int]]:
     return {"compute": {CORES[0]}} | dict.fromkeys(("comm", "h2d", "d2h", "host"), set(CORES[1:]))
 
 
-def launch(jobs: list[Job], ranks: int, tick: Callable[[], None] = lambda: None) -> list[Run]:
-    """Runs jobs on `ranks` new processes through torchrun; `tick` is called after each step. Raises UserError with the ranks' own line."""
-    with tempfile.TemporaryDirectory() as folder:
-        job, out = Path(folder, "job.json"), Path(folder, "out.json")
-        job.write_text(json.dumps({"out": str(out), "jobs": [asdict(j) for j in jobs]}))
-        starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else ["-m"]
-        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        errors = Path(folder, "errors.txt")
-        with open(errors, "w") as sink:
-            process = subprocess.Popen([sys.executable, *starter, "engine.worker", str(job)], env=env, stdout=subprocess.PIPE, stderr=sink, text=True)
-        try:
-            for line in process.stdout:
-                if line.startswith("tick"):
-                    tick()
-            if process.wait():
-                lines = [line for line in errors.read_text().splitlines() if line.startswith("error: ")]
-                if lines:
-                    raise UserError(lines[0].removeprefix("error: "))
-                raise RuntimeError(f"the ranks ended with {process.returncode}:\n{errors.read_text()[-3000:]}")
-        finally:
-            if process.poll() is None:
-                process.terminate()  # torchrun ends its ranks
-                process.wait()
-        return [_run(r) for r in json.loads(out.read_text())]
-
-
-def _run(data: dict) -> Run:
-    return Run(**data | {"traces": {int(k): v for k, v in data["traces"].items()}})
-
-
-def main(path: str) -> None:
+def main(folder: str) -> None:
     import datetime
 
     import torch.distributed as dist
 
-    spec = json.loads(Path(path).read_text())
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     os.sched_setaffinity(0, placement(rank, world)["host"])
     group = None
@@ -168,15 +138,30 @@ def main(path: str) -> None:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
         group = dist.group.WORLD
     tick = (lambda: print("tick", flush=True)) if rank == 0 else (lambda: None)
+    number = 0
     try:
-        runs = [run_job(Job(**job), rank, group, tick) for job in spec["jobs"]]
+        while jobs := _next(Path(folder), number):
+            runs = [run_job(job, rank, group, tick) for job in jobs]
+            if rank == 0:
+                out = Path(folder, f"{number}.out")
+                out.write_text(json.dumps([asdict(r) for r in runs]))
+                print("done", flush=True)
+            number += 1
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
-    if rank == 0:
-        Path(spec["out"]).write_text(json.dumps([asdict(r) for r in runs]))
     if world > 1:
         dist.destroy_process_group()
+
+
+def _next(folder: Path, number: int) -> list[Job]:
+    """The next list of jobs once it is there; an empty one ends the worker, as does the end of whoever sends them."""
+    path, sender = folder / f"{number}.json", int(os.environ["FPDT_SENDER"])
+    while not path.exists():
+        if not Path(f"/proc/{sender}").exists():
+            return []
+        time.sleep(0.02)
+    return [Job(**job) for job in json.loads(path.read_text())]
 
 
 if __name__ == "__main__":

@@ -3,27 +3,34 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine.calibrate import calibrate
-from engine.worker import Job, Run, launch
+from engine.ranks import Ranks
+from engine.worker import Job, Run
 from sim.machine import Machine
 from sim.model import Model
 
 
-def calibrated(model: Model, P: int, dtype: str, bar: Progress, link_GBps: float | None = None) -> Machine:
-    """The machine that calibration runs of this model on P ranks measure; each step advances the bar."""
+def calibrated(model: Model, dtype: str, ranks: Ranks, P: int, bar: Progress, link_GBps: float | None = None) -> Machine:
+    """The machine that calibration runs of this model on these P ranks measure; each step advances the bar."""
     task = bar.add_task("calibrate this machine", total=None)
 
     def run(jobs: list[Job]) -> list[Run]:
         bar.update(task, total=sum(job.steps for job in jobs))
-        return launch(jobs, P, lambda: bar.advance(task))
+        return ranks.do(jobs, lambda: bar.advance(task))
 
     return calibrate(model, P, dtype, run, link_GBps)
 
 
 def calibrate_command(model: Model, P: int, dtype: str, link_GBps: float | None, out: Path) -> None:
     """Calibrates, and writes the machine's JSON."""
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
-        calibrated(model, P, dtype, bar, link_GBps).save(out)
+    with progress() as bar, Ranks(P) as ranks:
+        calibrated(model, dtype, ranks, P, bar, link_GBps).save(out)
     print(f"{out}: use it with --machine {out}")
+
+
+def progress(console: Console | None = None) -> Progress:
+    """The bar that long work shows."""
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)

@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from engine import calibrate, measure, unchunked
+from engine import calibrate, measure
 from engine.arenas import planned_bytes
-from engine.worker import Job, Run, launch
+from engine.ranks import Ranks
+from engine.worker import Job, Run
+from experiments.calibrate import calibrated, progress
 from sim import export, text
 from sim.build.step import build
 from sim.errors import UserError
@@ -66,20 +67,21 @@ def compare(
         (out / stale).unlink(missing_ok=True)
     if schedule.seq != seq:
         console.print(f"S={seq} is padded to {schedule.seq}, a multiple of P={schedule.P}, with ignored labels")
-    with _progress(console) as bar:
+    with progress(console) as bar, Ranks(strategy.sp) as ranks:
         if machine is None:
-            machine = _calibrate(model, strategy, dtype, link_GBps, bar)
+            machine = calibrated(model, dtype, ranks, strategy.sp, bar, link_GBps)
             machine.save(out / "machine.json")
         (out / "schedule.txt").write_text(text.show(schedule))
         predicted = simulate(schedule, strategy, machine)
         predicted.meta |= {"source": "predicted", "provenance": calibrate.provenance(), "command": command}
         predicted.save(out / "predicted.json")
         task = bar.add_task(f"train {model.name}, S={show_tokens(schedule.seq)}, {schedule.P} ranks", total=steps)
-        run, = launch([Job(text.show(schedule), steps=steps, link_GBps=link_GBps)], schedule.P, lambda: bar.advance(task))
+        run, = ranks.do([Job(text.show(schedule), steps=steps, link_GBps=link_GBps)], lambda: bar.advance(task))
         plain = None
         if reference:
+            whole = build(model, strategy.replace(chunk=schedule.seq, offload=False), seq, dtype)
             task = bar.add_task("the same without chunks or offload", total=steps)
-            plain = unchunked.losses(model, seq, steps, tick=lambda: bar.advance(task))
+            plain = ranks.do([Job(text.show(whole), steps=steps, trace_every=0, last_update=False)], lambda: bar.advance(task))[0].losses
     measured = measure.timeline(schedule, strategy, machine, run)
     measured.meta |= {"source": "measured", "provenance": calibrate.provenance(), "command": command}
     measured.save(out / "measured.json")
@@ -106,20 +108,6 @@ def check_memory(schedule: Schedule, strategy: Strategy, have_bytes: int) -> Non
     raise UserError(
         f"S={schedule.seq} needs {show_bytes(need(schedule))} for the arenas of {schedule.P} ranks, "
         f"{show_bytes(need(schedule) - have_bytes)} more than the {show_bytes(have_bytes)} of memory here; the longest S that fits is about {low}")
-
-
-def _calibrate(model: Model, strategy: Strategy, dtype: str, link_GBps: float | None, bar: Progress) -> Machine:
-    task = bar.add_task("calibrate this machine", total=None)
-
-    def run(jobs: list[Job]) -> list[Run]:
-        bar.update(task, total=sum(j.steps for j in jobs))
-        return launch(jobs, strategy.sp, lambda: bar.advance(task))
-
-    return calibrate.calibrate(model, strategy.sp, dtype, run, link_GBps)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
 
 
 def rows(c: Comparison) -> list[tuple[str, float, float, str]]:

@@ -8,10 +8,11 @@ from tests.engine.cases import block_inputs, run_block, running, schedule, tiny
 from tests.engine.numerics import CHUNKS, SEQ, base, check, measure
 
 SAVES, ORDERS = ("all", "qkvo", "o", "input"), ("query-up", "query-down", "kv-outer")
-WAYS = (
-    {"accum": "hbm", "rows": "ascending", "skip_resident": False, "reuse_slack": 0},
-    {"accum": "host", "rows": "alternating", "skip_resident": True, "reuse_slack": 4},
-)
+WAYS = {
+    False: {"accum": "hbm", "rows": "alternating", "skip_resident": False, "reuse_slack": 4},
+    True: {"accum": "host", "rows": "alternating", "skip_resident": True, "reuse_slack": 4},
+}
+"""By offload; ascending rows, accumulators in HBM are test_numerics' and test_bits_depend's."""
 MODELS = {
     "llama": tiny(4, 2, 64, hidden=96, ffn=160, vocab=8),
     "llama, one KV head": tiny(4, 1, 64, hidden=96, ffn=160, vocab=8),
@@ -25,19 +26,18 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("dtype", ("fp32", "bf16"))
 def test_error_is_at_most_twice_that_of_one_piece(ranks, dtype, model, P, save, order):
-    for offload in (True, False):
-        for way in WAYS:
-            found = ranks(P).run(measure, MODELS[model], SEQ, dtype, CHUNKS[5], offload, (0,), None, {"save": save, "order": order, **way})
-            assert all(each == found[0] for each in found)
-            check(found[0], base(MODELS[model], SEQ, dtype, (0,)), dtype)
+    for offload, way in WAYS.items():
+        found = ranks(P).run(measure, MODELS[model], SEQ, dtype, CHUNKS[5], offload, (0,), None, {"save": save, "order": order, **way})
+        assert all(each == found[0] for each in found)
+        check(found[0], base(MODELS[model], SEQ, dtype, (0,)), dtype)
 
 
 @pytest.mark.parametrize("u", CHUNKS)
 @pytest.mark.parametrize("model", MODELS)
 def test_gradients_do_not_get_worse_with_chunks(ranks, model, u):
-    for order in ORDERS:
-        check(ranks(2).run(measure, MODELS[model], SEQ, "fp32", CHUNKS[u], True, (0, 1), None, {"save": "input", "order": order, **WAYS[1]})[0],
-              base(MODELS[model], SEQ, "fp32", (0, 1)), "fp32")
+    for order in ORDERS[1:]:
+        check(ranks(2).run(measure, MODELS[model], SEQ, "fp32", CHUNKS[u], True, (0,), None, {"save": "input", "order": order, **WAYS[True]})[0],
+              base(MODELS[model], SEQ, "fp32", (0,)), "fp32")
 
 
 @pytest.mark.parametrize("order", ORDERS)

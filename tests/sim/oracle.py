@@ -153,16 +153,15 @@ class Oracle:
 
     def unreduced(self, schedule):
         """The schedule with a wait for every hazard pair within an instance or with the one before, beside those it has."""
-        waits = {op.id: list(op.waits) for r in schedule.regions.values() for op in r.ops}
+        waits = {op.id: dict.fromkeys(op.waits) for r in schedule.regions.values() for op in r.ops}
         for run in self.runs:
             jobs = [(k, region, op) for k, (region, _, _) in enumerate(run) for op in schedule.regions[region].ops]
+            starts = [next(n for n, job in enumerate(jobs) if job[0] == k) for k in range(len(run))]
             for (k, region, op), must in zip(jobs, self.hazards(schedule, run)):
-                for number in range(must.bit_length()):
-                    if must >> number & 1 and k - jobs[number][0] < 2:
+                for number in range(starts[max(k - 1, 0)], must.bit_length()):
+                    if must >> number & 1:
                         there, before, other = jobs[number]
-                        wait = other.id if there == k else f"prev:{before}:{other.id}"
-                        if wait not in waits[op.id]:
-                            waits[op.id].append(wait)
+                        waits[op.id][other.id if there == k else f"prev:{before}:{other.id}"] = None
         regions = {r.name: replace(r, ops=[replace(op, waits=tuple(waits[op.id])) for op in r.ops]) for r in schedule.regions.values()}
         return replace(schedule, regions=regions)
 
@@ -174,10 +173,14 @@ class Oracle:
             closed = closure(edges)
             jobs = [(region, k) for region, _, _ in run for k in range(len(schedule.regions[region].ops))]
             for (region, k), before in zip(jobs, edges):
+                once = twice = 0  # reached through one edge, through two
+                for _, number in before:
+                    reached = closed[number] | 1 << number
+                    once, twice = once | reached, twice | once & reached
                 for label, number in before:
                     if label:
                         every.add((region, k, label))
-                        if not any(other == number or closed[other] >> number & 1 for name, other in before if name != label):
+                        if not twice >> number & 1:
                             needed.add((region, k, label))
         return every - needed
 
@@ -355,6 +358,7 @@ def shuffled(before: list[int], streams: list[str], rng) -> list[int]:
 
 def well_formed(schedule) -> None:
     """The rules of the text form: unique ids, waits that look back, memory in its space, the right stream."""
+    everywhere = {r.name: {op.id for op in r.ops} for r in schedule.regions.values()}
     for region in schedule.regions.values():
         seen = set()
         for op in region.ops:
@@ -363,7 +367,7 @@ def well_formed(schedule) -> None:
             for wait in op.waits:
                 if wait[:5] == "prev:":
                     _, other, id = wait.split(":", 2)
-                    if other not in schedule.regions or all(o.id != id for o in schedule.regions[other].ops):
+                    if id not in everywhere.get(other, ()):
                         raise Harm(f"{op.id} waits for nothing")
                 elif wait not in seen:
                     raise Harm(f"{op.id} waits for {wait}, which is not above it")

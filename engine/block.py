@@ -66,7 +66,7 @@ class Block(nn.Module):
         self.names = tuple(shapes)
         dtype = dtype or {"fp32": torch.float32, "bf16": torch.bfloat16}[schedule.dtype]
         for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(init(shape, schedule.model.layers if name in ("Wo", "Wd") else 0).to(dtype)))
+            self.register_parameter(name, nn.Parameter(init(name, shape, schedule.model.layers).to(dtype)))
 
     def forward(self, x_TC: torch.Tensor) -> torch.Tensor:
         """Raises UserError where the shape is not this rank's part of the schedule's S, or a backward is still due."""
@@ -80,8 +80,8 @@ class Block(nn.Module):
         return _BlockFunction.apply(self, x_TC.contiguous(), *weights)
 
 
-def init(shape: tuple[int, ...], depth: int = 0) -> torch.Tensor:
-    """fp32 weights: ones for norms, N(0, 0.02) for matmuls, smaller by sqrt(2 layers) where they end a residual branch."""
+def init(name: str, shape: tuple[int, ...], layers: int) -> torch.Tensor:
+    """fp32 weights: ones for norms, zeros for biases, N(0, 0.02) for matmuls, smaller by sqrt(2 layers) where they end a residual branch."""
     if len(shape) == 1:
-        return torch.ones(shape)
-    return torch.randn(shape) * 0.02 / (2 * depth) ** (0.5 if depth else 0)
+        return torch.zeros(shape) if name.startswith("b") else torch.ones(shape)
+    return torch.randn(shape) * 0.02 / ((2 * layers) ** 0.5 if name in ("Wo", "Wd") else 1)

@@ -1,5 +1,7 @@
 """Launchers: one a kind of op. Each takes the runtime, the op, its reads and its writes as tensors, and returns nothing.
 
+Weights come in groups: (weight,) or (weight, bias).
+
 Legend. T this rank's tokens of a chunk (n / P), n all of them, C hidden, F ffn, V vocab, H query heads and K KV heads a rank,
 D head_dim, P ranks. A write that the op also reads is accumulated into.
 """
@@ -13,9 +15,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from engine.deal import IGNORE
-from engine.pointwise import angles, rms_norm, rms_norm_bwd, rotate
 from engine.merge import merge
+from engine.pointwise import ACTIVATION, NORM, NORM_BWD, angles, rotate
 from sim.model import Model
+from sim.ops import KINDS, split
 from sim.schedule import Op
 
 
@@ -57,7 +60,14 @@ def _add_mm(into: torch.Tensor, a_TM: torch.Tensor, b_TN: torch.Tensor, more: bo
 
 
 def _rope(rt: Runtime, op: Op, tokens: int, device: torch.device):
-    return angles(op.args["at"] + rt.rank * tokens, tokens, rt.model.head_dim, rt.model.rope_theta, device)
+    return angles(op.args["at"] + rt.rank * tokens, tokens, rt.model.rotary_dim, rt.model.rope_theta, device)
+
+
+def _given(rt: Runtime, op: Op, reads: list) -> tuple:
+    """(activations, groups of weights): the operands of an op by what they are for."""
+    given, weights, _ = split(op, rt.model, reads)
+    flat = iter(weights)
+    return given, [[next(flat) for _ in rt.model.groups[g]] for g in KINDS[op.kind].weights]
 
 
 def _kv_heads(rt: Runtime) -> list[int]:
@@ -72,13 +82,13 @@ def _all_heads(x_PTHD: torch.Tensor, T: int) -> torch.Tensor:
 
 
 def qkv(rt, op, reads, writes):
-    x_TC, norm1, Wq, Wkv = reads
+    (x_TC,), (norm1, q, kv) = _given(rt, op, reads)
     m, T, P = rt.model, op.args["n"] // rt.P, rt.P
     cos, sin = _rope(rt, op, T, x_TC.device)
-    xn_TC = rms_norm(x_TC, norm1, m.norm_eps)
-    q_THD = rotate((xn_TC @ Wq.t()).view(T, m.heads, m.head_dim), cos, sin)
+    xn_TC = NORM[m.kind](x_TC, *norm1, m.norm_eps)
+    q_THD = rotate(F.linear(xn_TC, *q).view(T, m.heads, m.head_dim), cos, sin)
     writes[0].view(P, T, m.heads // P, m.head_dim).copy_(q_THD.view(T, P, -1, m.head_dim).transpose(0, 1))
-    kv_T2GD = (xn_TC @ Wkv.t()).view(T, 2, m.kv_heads, m.head_dim)
+    kv_T2GD = F.linear(xn_TC, *kv).view(T, 2, m.kv_heads, m.head_dim)
     to_PT2KD, heads = writes[1].view(P, T, 2, -1, m.head_dim), _kv_heads(rt)
     K = len(heads) // P
     k_TGD = rotate(kv_T2GD[:, 0], cos, sin)
@@ -109,8 +119,15 @@ def attn(rt, op, reads, writes):
 
 
 def proj(rt, op, reads, writes):
-    o, x_TC, Wo = reads
-    torch.addmm(x_TC, _all_heads(o, len(x_TC)), Wo.t(), out=writes[0])
+    (o, x_TC), (Wo,) = _given(rt, op, reads)
+    _residual(x_TC, _all_heads(o, len(x_TC)), *Wo, out=writes[0])
+
+
+def _residual(x_TC: torch.Tensor, a_TM: torch.Tensor, W_CM: torch.Tensor, *bias: torch.Tensor, out: torch.Tensor) -> None:
+    """out = x + a W^T [+ bias]."""
+    torch.addmm(x_TC, a_TM, W_CM.t(), out=out)
+    for b_C in bias:
+        out.add_(b_C)
 
 
 def _subs(op: Op, *tensors: torch.Tensor):
@@ -119,57 +136,74 @@ def _subs(op: Op, *tensors: torch.Tensor):
 
 
 def ffn(rt, op, reads, writes):
-    h, norm2, Wgu, Wd = reads
-    for h_TC, y_TC in _subs(op, h, writes[0]):
-        gate_TF, up_TF = (rms_norm(h_TC, norm2, rt.model.norm_eps) @ Wgu.t()).chunk(2, dim=-1)
-        torch.addmm(h_TC, F.silu(gate_TF) * up_TF, Wd.t(), out=y_TC)
+    (h,), (norm2, up, down) = _given(rt, op, reads)
+    for h_TC, y_TC, *kept in _subs(op, h, *writes):
+        up_TU = F.linear(NORM[rt.model.kind](h_TC, *norm2, rt.model.norm_eps), *up)
+        for to_TU in kept:
+            to_TU.copy_(up_TU)
+        _residual(h_TC, ACTIVATION[rt.model.kind](up_TU)[0], *down, out=y_TC)
 
 
 def ce(rt, op, reads, writes):
-    x, label, normf, Whead = reads[:4]
-    dx, loss, dnormf, dWhead = writes
-    more, eps = _accumulate(op, 1), rt.model.norm_eps
-    if not more:
-        loss.zero_(), dnormf.zero_(), dWhead.zero_()
+    (x, label), (normf, (Whead,)) = _given(rt, op, reads)
+    dx, loss, *dnormf, dWhead = writes
+    eps, kind = rt.model.norm_eps, rt.model.kind
+    if not _accumulate(op, 1):
+        for each in writes[1:]:
+            each.zero_()
     share = 1.0 / rt.valid if rt.valid else 0.0
     for x_TC, label_T, dx_TC in _subs(op, x, label, dx):
-        xn_TC = rms_norm(x_TC, normf, eps)
+        xn_TC = NORM[kind](x_TC, *normf, eps)
         logp_TV = torch.log_softmax((xn_TC @ Whead.t()).float(), dim=-1)
         loss += F.nll_loss(logp_TV, label_T, ignore_index=IGNORE, reduction="sum") * share
         counts_T1 = (label_T != IGNORE).float().unsqueeze(1)
         grad_TV = logp_TV.exp_().scatter_add_(1, label_T.clamp(min=0).unsqueeze(1), -counts_T1).mul_(counts_T1 * share)
         grad_TV = grad_TV.to(x_TC.dtype)
         _add_mm(dWhead, grad_TV, xn_TC, True)
-        part, dweight = rms_norm_bwd(x_TC, normf, grad_TV @ Whead, eps)
+        part, *dweights = NORM_BWD[kind](x_TC, *normf, grad_TV @ Whead, eps)
         dx_TC.copy_(part)
-        dnormf += dweight
+        for into, dweight in zip(dnormf, dweights):
+            into += dweight
 
 
 def ffn_bwd(rt, op, reads, writes):
-    h, dy, norm2, Wgu, Wd = reads[:5]
-    dh, dnorm2, dWgu, dWd = writes
-    more, eps = _accumulate(op, 1), rt.model.norm_eps
-    for h_TC, dy_TC, dh_TC in _subs(op, h, dy, dh):
-        hn_TC = rms_norm(h_TC, norm2, eps)
-        gate_TF, up_TF = (hn_TC @ Wgu.t()).chunk(2, dim=-1)
-        act_TF = F.silu(gate_TF)
-        _add_mm(dWd, dy_TC, act_TF * up_TF, more)
-        dact_TF = dy_TC @ Wd
-        dgate_TF = torch.ops.aten.silu_backward(dact_TF * up_TF, gate_TF)
-        dgu = torch.cat((dgate_TF, dact_TF * act_TF), dim=-1)
-        _add_mm(dWgu, dgu, hn_TC, more)
-        part, dweight = rms_norm_bwd(h_TC, norm2, dgu @ Wgu, eps)
+    (h, dy, *saved), (norm2, up, down) = _given(rt, op, reads)
+    dh, *sums = writes
+    dnorm2, dup, ddown = _groups(rt, op, sums)
+    more, eps, kind = _accumulate(op, 1), rt.model.norm_eps, rt.model.kind
+    for h_TC, dy_TC, dh_TC, *kept in _subs(op, h, dy, dh, *saved):
+        hn_TC = NORM[kind](h_TC, *norm2, eps)
+        act_TF, back = ACTIVATION[kind](*kept or [F.linear(hn_TC, *up)])
+        _add_linear(ddown, dy_TC, act_TF, more)
+        dup_TU = back(dy_TC @ down[0])
+        _add_linear(dup, dup_TU, hn_TC, more)
+        part, *dweights = NORM_BWD[kind](h_TC, *norm2, dup_TU @ up[0], eps)
         dh_TC.copy_(part.add_(dy_TC))
-        dnorm2.add_(dweight) if more else dnorm2.copy_(dweight)
+        for into, dweight in zip(dnorm2, dweights):
+            into.add_(dweight) if more else into.copy_(dweight)
         more = True
 
 
+def _groups(rt: Runtime, op: Op, sums: list) -> list:
+    """Gradient accumulators by group, as _given groups weights."""
+    flat = iter(sums)
+    return [[next(flat) for _ in rt.model.groups[g[1:]]] for g in KINDS[op.kind].sums if g[1:] in rt.model.groups]
+
+
+def _add_linear(into: list, grad_TN: torch.Tensor, input_TM: torch.Tensor, more: bool) -> None:
+    """The gradients of a linear layer's weight and bias (+)= their parts."""
+    _add_mm(into[0], grad_TN, input_TM, more)
+    for b_N in into[1:]:
+        part = grad_TN.sum(0, dtype=torch.float32)
+        b_N.add_(part) if more else b_N.copy_(part)
+
+
 def proj_bwd(rt, op, reads, writes):
-    dh_TC, o, Wo = reads[:3]
+    (dh_TC, o), (Wo,) = _given(rt, op, reads)
     T = len(dh_TC)
-    do_THD = (dh_TC @ Wo).view(T, rt.P, -1, rt.model.head_dim)
+    do_THD = (dh_TC @ Wo[0]).view(T, rt.P, -1, rt.model.head_dim)
     writes[0].view(rt.P, T, -1, rt.model.head_dim).copy_(do_THD.transpose(0, 1))
-    _add_mm(writes[1], dh_TC, _all_heads(o, T), _accumulate(op, 1))
+    _add_linear(writes[1:], dh_TC, _all_heads(o, T), _accumulate(op, 1))
 
 
 def attn_bwd(rt, op, reads, writes):
@@ -181,14 +215,14 @@ def attn_bwd(rt, op, reads, writes):
 
 
 def q_bwd(rt, op, reads, writes):
-    dq, x_TC, dh_TC, norm1, Wq = reads[:5]
+    dq, x_TC, _ = reads[:3]
     m, T = rt.model, len(x_TC)
     dq_THD = rotate(_all_heads(dq, T).view(T, m.heads, m.head_dim), *_rope(rt, op, T, x_TC.device), inverse=True)
-    _input_grad(rt, op, dq_THD.reshape(T, -1).to(x_TC.dtype), x_TC, dh_TC, norm1, Wq, writes)
+    _input_grad(rt, op, dq_THD.reshape(T, -1).to(x_TC.dtype), reads, writes)
 
 
 def kv_bwd(rt, op, reads, writes):
-    dkv, x_TC, dx_TC, norm1, Wkv = reads[:5]
+    dkv, x_TC, _ = reads[:3]
     m, T, P = rt.model, len(x_TC), rt.P
     dkv_PT2KD = dkv.view(P, T, 2, -1, m.head_dim)
     if m.kv_heads < P:  # ranks that shared a KV head: their gradients sum
@@ -196,17 +230,20 @@ def kv_bwd(rt, op, reads, writes):
     dkv_T2GD = dkv_PT2KD.permute(1, 2, 0, 3, 4).reshape(T, 2, m.kv_heads, m.head_dim)
     dk_TGD = rotate(dkv_T2GD[:, 0], *_rope(rt, op, T, x_TC.device), inverse=True)
     flat = torch.stack((dk_TGD, dkv_T2GD[:, 1]), dim=1).view(T, -1).to(x_TC.dtype)
-    _input_grad(rt, op, flat, x_TC, dx_TC, norm1, Wkv, writes)
+    _input_grad(rt, op, flat, reads, writes)
 
 
-def _input_grad(rt, op, dproj_TM, x_TC, rest_TC, norm1, W_MC, writes):
-    """dx = rest + norm's backward of (dproj W); dnorm1 and dW gain their parts."""
-    dx_TC, dnorm1, dW = writes
-    eps = rt.model.norm_eps
-    _add_mm(dW, dproj_TM, rms_norm(x_TC, norm1, eps), _accumulate(op, 2))
-    part, dweight = rms_norm_bwd(x_TC, norm1, dproj_TM @ W_MC, eps)
+def _input_grad(rt, op, dproj_TM, reads, writes):
+    """dx = what it was + norm's backward of (dproj W); the gradients of norm1 and of the projection gain their parts."""
+    (_, x_TC, rest_TC), (norm1, W) = _given(rt, op, reads)
+    dx_TC, *sums = writes
+    dnorm1, dW = _groups(rt, op, sums)
+    eps, kind = rt.model.norm_eps, rt.model.kind
+    _add_linear(dW, dproj_TM, NORM[kind](x_TC, *norm1, eps), _accumulate(op, len(writes) - 1))
+    part, *dweights = NORM_BWD[kind](x_TC, *norm1, dproj_TM @ W[0], eps)
     dx_TC.copy_(part.add_(rest_TC))
-    _add(op, 1, dnorm1, dweight)
+    for k, (into, dweight) in enumerate(zip(dnorm1, dweights), 1):
+        _add(op, k, into, dweight)
 
 
 LAUNCHERS = {

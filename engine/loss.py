@@ -41,7 +41,7 @@ class Loss(nn.Module):
         self.names = tuple(shapes)
         dtype = dtype or {"fp32": torch.float32, "bf16": torch.bfloat16}[program.schedule.dtype]
         for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(init(shape).to(dtype)))
+            self.register_parameter(name, nn.Parameter(init(name, shape, 1).to(dtype)))
 
     def forward(self, x_TC: torch.Tensor, label_T: torch.Tensor, valid: int) -> torch.Tensor:
         """Raises UserError where a shape is not this rank's part of the schedule's S."""

@@ -16,7 +16,7 @@ def initial(model: Model, seed: int) -> dict[str, torch.Tensor]:
     shapes |= {f"loss.{n}": s for n, s in model.head_shapes().items()} | {"embedding": (model.vocab, model.hidden)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return {name: init(shape, model.layers if name.endswith(("Wo", "Wd")) else 0) for name, shape in shapes.items()}
+        return {name: init(name.rpartition(".")[2], shape, model.layers) for name, shape in shapes.items()}
 
 
 class LanguageModel(nn.Module):

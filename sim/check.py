@@ -32,7 +32,7 @@ def check(schedule: Schedule, where: str = "") -> None:
                 raise UserError(f"{where}{op.id} appears twice; ids are unique in a region, renumber one of them")
             if op.waits:
                 _waits(op, region, seen, everywhere, where)
-            ops.check(op, where)
+            ops.check(op, schedule.model, where)
             _operands(op, region, schedule, where)
             seen.add(op.id)
     for name, buffers in [("saved", schedule.saved), *((r.name, r.buffers) for r in schedule.regions.values())]:

@@ -40,7 +40,7 @@ def _run(schedule: Schedule, region: Region, kept: dict) -> dict:
             made = ops.KINDS[op.kind].data(op, [held.get(name) for name in op.reads], schedule)
         except ops.DataError as error:
             raise Wrong(region.name, op, f"{error}; {_mend(op, held, spoiled)}") from None
-        _in_place(region, op, clash)
+        _in_place(schedule, region, op, clash)
         for name, value in zip(op.writes, made):
             for other in clash.get(name, ()):
                 if held.pop(other, None):
@@ -85,14 +85,14 @@ def overlaps(schedule: Schedule, region: Region) -> dict[str, list[str]]:
     return clash
 
 
-def _in_place(region: Region, op: Op, clash: dict[str, list[str]]) -> None:
+def _in_place(schedule: Schedule, region: Region, op: Op, clash: dict[str, list[str]]) -> None:
     """An op's outputs may share memory with its other operands only where its kind accumulates in place."""
     for place, name in enumerate(op.writes):
         for other in clash.get(name, ()):
             if other in op.reads or other in op.writes:
                 raise Wrong(region.name, op, f"{op.id} writes {name}, which shares bytes with its operand {other}; give them space of their own")
-        twice = name in op.writes[:place]
-        if twice or (name in op.reads and not all(ops.KINDS[op.kind].in_place(k, place) for k, n in enumerate(op.reads) if n == name)):
+        twice, kind, model = name in op.writes[:place], ops.KINDS[op.kind], schedule.model
+        if twice or (name in op.reads and not all(kind.in_place(k, place, model) for k, n in enumerate(op.reads) if n == name)):
             raise Wrong(region.name, op, f"{op.id} uses {name} for two operands, which a {op.kind} cannot do in place; name another buffer")
 
 

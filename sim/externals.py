@@ -37,7 +37,7 @@ class Externals:
 
 def region_params(model: Model, region: str) -> int:
     """Parameters that a region uses."""
-    return model.hidden + model.vocab * model.hidden if region == "loss" else model.block_params
+    return model.head_params if region == "loss" else model.block_params
 
 
 def moved_bytes(schedule: Schedule, zero: int) -> dict[str, int]:

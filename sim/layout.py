@@ -37,6 +37,8 @@ class Layout:
         match role:
             case "x" | "h" | "y" | "dy" | "dh" | "dx":
                 return (t, m.hidden)
+            case "up":
+                return (t, m.up_dim)
             case "q" | "o" | "do" | "acc" | "dq":
                 return (n, H, D)
             case "q'" | "o'" | "do'" | "dq'":

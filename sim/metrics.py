@@ -48,7 +48,10 @@ def times(timeline: Timeline) -> dict[str, float]:
 def model_flops(model: Model, seq: int, save: str) -> dict[str, int]:
     """FLOPs of a step over S tokens by convention."""
     linear, pairs = 6 * model.matmul_params * seq, model.layers * seq * seq * model.q_dim
-    again = {"all": 0, "qkvo": 2 * seq * model.layers * model.hidden * (model.q_dim + 2 * model.ffn)}
+    token = 2 * seq * model.layers * model.hidden
+    again = {"all": 0, "qkvo": token * (model.q_dim + model.up_dim)}
+    again["o"] = again["qkvo"] + token * (model.q_dim + 2 * model.kv_dim)
+    again["input"] = again["o"] + 2 * pairs
     full = linear + 12 * pairs
     return {
         "mfu_causal": linear + 6 * pairs, "mfu_palm": full, "hfu": linear + 6 * pairs + again[save],

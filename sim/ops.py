@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from sim.errors import UserError
 from sim.layout import ITEM
+from sim.model import Model, groups
 from sim.schedule import Op, Schedule
 
 FLAGS = ("causal",)
@@ -34,41 +35,89 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Operands:
+    """Names of what an op kind reads and writes for one kind of model; those that end in ? may be absent."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+    @cached_property
+    def fixed(self) -> int:
+        """How many reads come before the first that may be absent."""
+        return next((k for k, name in enumerate(self.reads) if name.endswith("?")), len(self.reads))
+
+    @cached_property
+    def read(self) -> tuple[int, int]:
+        """(least, most) reads."""
+        return sum(not n.endswith("?") for n in self.reads), len(self.reads)
+
+    @cached_property
+    def written(self) -> tuple[int, int]:
+        """(least, most) writes."""
+        return sum(not n.endswith("?") for n in self.writes), len(self.writes)
+
+
+@dataclass(frozen=True)
 class Kind:
-    """An op kind. Operand names end in ? where optional; `args` must be present."""
+    """An op kind. Its operands are activations, then weights, then what it accumulates over chunks (read once something was
+    written to it); names end in ? where optional. Weights and sums name a group of `Model.groups`: q is Wq, and bq if there are
+    biases; dq their gradients. `args` must be present."""
 
     name: str
     stream: str
     reads: tuple[str, ...]
+    weights: tuple[str, ...]
     writes: tuple[str, ...]
+    sums: tuple[str, ...]
     args: tuple[str, ...]
     work: Callable[[Op, Schedule], Work]
     data: Callable[[Op, list, Schedule], list]
     workspace: Callable[[Op, Schedule], int] = lambda op, s: 0
 
-    @cached_property
-    def least(self) -> int:
-        """How many reads are not optional."""
-        return sum(not name.endswith("?") for name in self.reads)
+    def operands(self, model: Model) -> Operands:
+        """What it reads and writes, in full for a model."""
+        return _operands(self.name, model.kind)
 
-    def in_place(self, read: int, write: int) -> bool:
+    def in_place(self, read: int, write: int, model: Model) -> bool:
         """Whether a buffer may be both that read and that write operand: the accumulators, named alike on both sides."""
-        if read < self.least:
-            return self.reads[read] == self.writes[write]
-        return self.writes[write] + "?" in self.reads
+        reads, writes, fixed = (known := self.operands(model)).reads, known.writes, known.fixed
+        return reads[read] == writes[write] if read < fixed else writes[write] + "?" in reads
 
 
 KINDS: dict[str, Kind] = {}
 
 
-def check(op: Op, where: str = "") -> None:
+@cache
+def names(wanted: tuple[str, ...], kind: str) -> tuple[str, ...]:
+    """Weights of the groups, or gradients where a group is led by d; whatever is no group stays as it is."""
+    of = groups(kind)
+    return tuple(n for g in wanted for n in of.get(g) or [f"d{w}" for w in of.get(g.removeprefix("d"), ())] or [g])
+
+
+@cache
+def _operands(op_kind: str, model_kind: str) -> Operands:
+    kind = KINDS[op_kind]
+    sums = names(kind.sums, model_kind)
+    return Operands(kind.reads + names(kind.weights, model_kind) + tuple(f"{n}?" for n in sums), kind.writes + sums)
+
+
+def split(op: Op, model: Model, operands: list) -> tuple[list, list, list]:
+    """(activations, weights, sums so far) of what stands for an op's reads."""
+    kind = KINDS[op.kind]
+    weights, sums = len(names(kind.weights, model.kind)), len(names(kind.sums, model.kind))
+    end = len(operands) - sum(w in op.reads for w in op.writes[len(op.writes) - sums:])
+    return operands[:end - weights], operands[end - weights:end], operands[end:]
+
+
+def check(op: Op, model: Model, where: str = "") -> None:
     """Stream, operand counts and arguments of an op fit its kind. Raises UserError."""
     kind = KINDS[op.kind]
     if op.stream != kind.stream:
         raise UserError(f"{where}{op.id} is on stream {op.stream}; a {op.kind} runs on {kind.stream}")
-    if not kind.least <= len(op.reads) <= len(kind.reads) or len(op.writes) != len(kind.writes):
-        what = "reads" if len(op.writes) == len(kind.writes) else "writes"
-        raise UserError(f"{where}{op.id} {what} {len(getattr(op, what))} buffers; a {op.kind} {what}: {' '.join(getattr(kind, what)) or 'nothing'}")
+    known = kind.operands(model)
+    for what, given, (least, most) in (("reads", op.reads, known.read), ("writes", op.writes, known.written)):
+        if not least <= len(given) <= most:
+            raise UserError(f"{where}{op.id} {what} {len(given)} buffers; a {op.kind} {what}: {' '.join(getattr(known, what)) or 'nothing'}")
     for name in kind.args:
         if op.args.get(name, -1) < (name != "at"):
             raise UserError(f"{where}{op.id} needs {name}= with a positive number; a {op.kind} takes {' '.join(f'{a}=' for a in kind.args)}")
@@ -94,7 +143,7 @@ def initial(name: str, s: Schedule):
     base, _, rest = name.partition("[")
     if base in ("x", "dy", "label"):
         return (base, int(rest[:-1]), 0, "t" if s.P > 1 else "h")
-    if base.startswith(("W", "norm")):
+    if base in names(tuple(groups(s.model.kind)), s.model.kind):
         return (base, 0, 0, "W")
     return None
 
@@ -103,7 +152,12 @@ def owed(tensor: str, s: Schedule) -> dict[str, tuple]:
     """What a required output must stand for at the end of its region, by buffer name."""
     if tensor in ("y", "dx"):
         return {f"{tensor}[{i}]": (tensor, i, {"y": 0, "dx": 3}[tensor], _tok(s)) for i in range(_u(s))}
-    return {tensor: (tensor, 0, (1 << _u(s) * (2 if tensor == "dnorm1" else 1)) - 1, "W")}
+    return {tensor: (tensor, 0, (1 << _u(s) * (2 if tensor in _twice(s) else 1)) - 1, "W")}
+
+
+def _twice(s: Schedule) -> tuple[str, ...]:
+    """Gradients that each chunk adds to twice: through q, and through kv."""
+    return names(("dnorm1",), s.model.kind)
 
 
 def role(value: tuple, s: Schedule) -> str:
@@ -180,16 +234,19 @@ def _place(op: Op, chunk: int, s: Schedule) -> None:
         raise DataError(f"{op.id} says at={op.args['at']}, but chunk {chunk} begins at token {chunk * s.chunk}")
 
 
-def _weights(op: Op, values: list, first: int, names: tuple[str, ...], s: Schedule) -> None:
-    for value, name in zip(values[first:first + len(names)], names):
+def _given(op: Op, values: list, s: Schedule) -> list:
+    """What the activations stand for; the weights must be the right ones."""
+    found, weights, _ = split(op, s.model, values)
+    for value, name in zip(weights, names(KINDS[op.kind].weights, s.model.kind)):
         _want(op, value, name, "W", s)
+    return found
 
 
-def _grads(op: Op, values: list, names: tuple[str, ...], chunk: int, s: Schedule) -> list:
-    """Weight gradients: fresh ones stand for this chunk, accumulated ones for one chunk more. norm1 feeds q and kv, one bit each."""
-    result, given = [], dict(zip(op.reads, values))
-    for buffer, name in zip(op.writes[1:], names):
-        bit = 1 << (chunk + _u(s) if name == "dnorm1" and op.kind == "kv_bwd" else chunk)
+def _grads(op: Op, values: list, chunk: int, s: Schedule) -> list:
+    """Sums over chunks: fresh ones stand for this chunk, accumulated ones for one chunk more; one bit a chunk and half."""
+    result, given, sums = [], dict(zip(op.reads, values)), names(KINDS[op.kind].sums, s.model.kind)
+    for buffer, name in zip(op.writes[-len(sums):], sums):
+        bit = 1 << (chunk + _u(s) if op.kind == "kv_bwd" and name in _twice(s) else chunk)
         cover = 0
         if buffer in given:
             cover = _want(op, given[buffer], name, "W", s)[2]
@@ -200,8 +257,8 @@ def _grads(op: Op, values: list, names: tuple[str, ...], chunk: int, s: Schedule
 
 
 def _qkv(op, v, s):
-    i = _want(op, v[0], "x", "t", s)[1]
-    _weights(op, v, 1, ("norm1", "Wq", "Wkv"), s)
+    given = _given(op, v, s)
+    i = _want(op, given[0], "x", "t", s)[1]
     _place(op, i, s)
     return [("q", i, 0, _tok(s)), ("kv", i, 0, _tok(s))]
 
@@ -244,43 +301,45 @@ def _pair(op, i, j, s):
 
 
 def _proj(op, v, s):
-    i = _want(op, v[0], "o", "t", s)[1]
-    _want(op, v[0], "o", "t", s, i, _causal(i))
-    _want(op, v[1], "x", "t", s, i)
-    _weights(op, v, 2, ("Wo",), s)
+    given = _given(op, v, s)
+    i = _want(op, given[0], "o", "t", s)[1]
+    _want(op, given[0], "o", "t", s, i, _causal(i))
+    _want(op, given[1], "x", "t", s, i)
     _length(op, "n", i, s)
     return [("h", i, 0, _tok(s))]
 
 
 def _ffn(op, v, s):
-    i = _want(op, v[0], "h", "t", s)[1]
-    _weights(op, v, 1, ("norm2", "Wgu", "Wd"), s)
+    given = _given(op, v, s)
+    i = _want(op, given[0], "h", "t", s)[1]
     _length(op, "n", i, s)
-    return [("y", i, 0, _tok(s))]
+    return [("y", i, 0, _tok(s)), ("up", i, 0, _tok(s))][:len(op.writes)]
 
 
 def _ce(op, v, s):
-    i = _want(op, v[0], "x", "t", s)[1]
-    _want(op, v[1], "label", "t", s, i)
-    _weights(op, v, 2, ("normf", "Whead"), s)
+    given = _given(op, v, s)
+    i = _want(op, given[0], "x", "t", s)[1]
+    _want(op, given[1], "label", "t", s, i)
     _length(op, "n", i, s)
-    return [("dx", i, 3, _tok(s))] + _grads(op, v, ("loss", "dnormf", "dWhead"), i, s)
+    return [("dx", i, 3, _tok(s))] + _grads(op, v, i, s)
 
 
 def _ffn_bwd(op, v, s):
-    i = _want(op, v[0], "h", "t", s)[1]
-    _want(op, v[1], "dy", "t", s, i)
-    _weights(op, v, 2, ("norm2", "Wgu", "Wd"), s)
+    given = _given(op, v, s)
+    i = _want(op, given[0], "h", "t", s)[1]
+    _want(op, given[1], "dy", "t", s, i)
+    for up in given[2:]:
+        _want(op, up, "up", "t", s, i)
     _length(op, "n", i, s)
-    return [("dh", i, 0, _tok(s))] + _grads(op, v, ("dnorm2", "dWgu", "dWd"), i, s)
+    return [("dh", i, 0, _tok(s))] + _grads(op, v, i, s)
 
 
 def _proj_bwd(op, v, s):
-    i = _want(op, v[0], "dh", "t", s)[1]
-    _want(op, v[1], "o", "t", s, i, _causal(i))
-    _weights(op, v, 2, ("Wo",), s)
+    given = _given(op, v, s)
+    i = _want(op, given[0], "dh", "t", s)[1]
+    _want(op, given[1], "o", "t", s, i, _causal(i))
     _length(op, "n", i, s)
-    return [("do", i, 0, _tok(s))] + _grads(op, v, ("dWo",), i, s)
+    return [("do", i, 0, _tok(s))] + _grads(op, v, i, s)
 
 
 def _attn_bwd(op, v, s):
@@ -299,24 +358,24 @@ def _attn_bwd(op, v, s):
 
 
 def _q_bwd(op, v, s):
-    i = _want(op, v[0], "dq", "t", s)[1]
-    _want(op, v[0], "dq", "t", s, i, _causal(i))
-    _want(op, v[1], "x", "t", s, i)
-    _want(op, v[2], "dh", "t", s, i)
-    _weights(op, v, 3, ("norm1", "Wq"), s)
+    given = _given(op, v, s)
+    i = _want(op, given[0], "dq", "t", s)[1]
+    _want(op, given[0], "dq", "t", s, i, _causal(i))
+    _want(op, given[1], "x", "t", s, i)
+    _want(op, given[2], "dh", "t", s, i)
     _place(op, i, s)
-    return [("dx", i, 1, _tok(s))] + _grads(op, v, ("dnorm1", "dWq"), i, s)
+    return [("dx", i, 1, _tok(s))] + _grads(op, v, i, s)
 
 
 def _kv_bwd(op, v, s):
-    i = _want(op, v[0], "dkv", "t", s)[1]
+    given = _given(op, v, s)
+    i = _want(op, given[0], "dkv", "t", s)[1]
     every = (1 << _u(s)) - 1
-    _want(op, v[0], "dkv", "t", s, i, every & ~((1 << i) - 1))
-    _want(op, v[1], "x", "t", s, i)
-    _want(op, v[2], "dx", "t", s, i, 1)
-    _weights(op, v, 3, ("norm1", "Wkv"), s)
+    _want(op, given[0], "dkv", "t", s, i, every & ~((1 << i) - 1))
+    _want(op, given[1], "x", "t", s, i)
+    _want(op, given[2], "dx", "t", s, i, 1)
     _place(op, i, s)
-    return [("dx", i, 3, _tok(s))] + _grads(op, v, ("dnorm1", "dWkv"), i, s)
+    return [("dx", i, 3, _tok(s))] + _grads(op, v, i, s)
 
 
 def _sync(op, v, s):
@@ -325,12 +384,12 @@ def _sync(op, v, s):
 
 # ---- what an op costs ---------------------------------------------------------------------------------------------------
 
-def _gemm(weights: Callable, passes: int, moves: int, extra: Callable = lambda m: 0):
+def _gemm(weights: Callable, passes: int, moves: int, extra: Callable = lambda op, s: 0):
     """passes GEMM passes over `weights(model)` parameters, `moves` activations of one hidden row read or written a token."""
 
     def work(op: Op, s: Schedule) -> Work:
         t, m, e = op.args["n"] // s.P, s.model, ITEM[s.dtype]
-        return Work(gemm_flops=2 * t * (passes * weights(m) + extra(m)), hbm_bytes=e * (moves * t * m.hidden + passes * weights(m)))
+        return Work(gemm_flops=2 * t * (passes * weights(m) + extra(op, s)), hbm_bytes=e * (moves * t * m.hidden + passes * weights(m)))
 
     return work
 
@@ -367,13 +426,18 @@ def _free(op: Op, s: Schedule) -> Work:
 
 
 def _scratch(rows: Callable, sub: bool = False):
-    """Workspace of `rows(model, element bytes)` bytes a token of one sub-chunk."""
+    """Workspace of `rows(model, element bytes)` bytes a token of one sub-chunk; less the FFN's up projection where that is an operand."""
 
     def workspace(op: Op, s: Schedule) -> int:
-        t = op.args["n"] // s.P
-        return -(-t // op.args["sub"] if sub else -t) * rows(s.model, ITEM[s.dtype])
+        t, m, e = op.args["n"] // s.P, s.model, ITEM[s.dtype]
+        return -(-t // op.args["sub"] if sub else -t) * (rows(m, e) - (e * m.up_dim if saves_up(op, s) else 0))
 
     return workspace
+
+
+def saves_up(op: Op, s: Schedule) -> bool:
+    """Whether the FFN's up projection is an operand: written by forward, read by backward, which then need not do it again."""
+    return len(op.writes) > 1 if op.kind == "ffn" else op.kind == "ffn_bwd" and len(split(op, s.model, op.reads)[0]) > 2
 
 
 def _attn_scratch(op: Op, s: Schedule) -> int:
@@ -382,32 +446,36 @@ def _attn_scratch(op: Op, s: Schedule) -> int:
     return s.layout.size_bytes("o", op.args["q"]) + s.layout.size_bytes("lse", op.args["q"])
 
 
-def _add(name, stream, reads, writes, args, work, data, workspace=lambda op, s: 0):
-    KINDS[name] = Kind(name, stream, tuple(reads.split()), tuple(writes.split()), tuple(args.split()), work, data, workspace)
+def _ffn_again(op: Op, s: Schedule) -> int:
+    return 0 if saves_up(op, s) else s.model.up_dim * s.model.hidden
 
 
-_add("qkv", "compute", "x norm1 Wq Wkv", "q kv", "n at",
+def _add(name, stream, reads, weights, writes, sums, args, work, data, workspace=lambda op, s: 0):
+    KINDS[name] = Kind(name, stream, *(tuple(part.split()) for part in (reads, weights, writes, sums, args)), work, data, workspace)
+
+
+_add("qkv", "compute", "x", "norm1 q kv", "q kv", "", "n at",
      _gemm(lambda m: m.hidden * (m.q_dim + 2 * m.kv_dim), 1, 6), _qkv,
      _scratch(lambda m, e: e * (m.hidden + m.q_dim + 2 * m.kv_dim)))
-_add("a2a", "comm", "from", "to", "n", _a2a_work, _a2a)
-_add("offload", "d2h", "from", "to", "n", _link, _copy)
-_add("reload", "h2d", "from", "to", "n", _link, _copy)
-_add("attn", "compute", "q kv o? lse?", "o lse", "q kv", _attn_work(2), _attn, _attn_scratch)
-_add("proj", "compute", "o x Wo", "h", "n", _gemm(lambda m: m.q_dim * m.hidden, 1, 4), _proj,
+_add("a2a", "comm", "from", "", "to", "", "n", _a2a_work, _a2a)
+_add("offload", "d2h", "from", "", "to", "", "n", _link, _copy)
+_add("reload", "h2d", "from", "", "to", "", "n", _link, _copy)
+_add("attn", "compute", "q kv o? lse?", "", "o lse", "", "q kv", _attn_work(2), _attn, _attn_scratch)
+_add("proj", "compute", "o x", "o", "h", "", "n", _gemm(lambda m: m.q_dim * m.hidden, 1, 4), _proj,
      _scratch(lambda m, e: e * (m.q_dim + m.hidden)))
-_add("ffn", "compute", "h norm2 Wgu Wd", "y", "n sub", _gemm(lambda m: 3 * m.ffn * m.hidden, 1, 10), _ffn,
-     _scratch(lambda m, e: e * (2 * m.hidden + 3 * m.ffn), sub=True))
-_add("ce", "compute", "x label normf Whead loss? dnormf? dWhead?", "dx loss dnormf dWhead", "n sub",
+_add("ffn", "compute", "h", "norm2 up down", "y up?", "", "n sub", _gemm(lambda m: (m.up_dim + m.ffn) * m.hidden, 1, 10), _ffn,
+     _scratch(lambda m, e: e * (2 * m.hidden + m.up_dim + m.ffn), sub=True))
+_add("ce", "compute", "x label", "normf head", "dx", "loss dnormf dhead", "n sub",
      _gemm(lambda m: m.vocab * m.hidden, 3, 8), _ce,
      _scratch(lambda m, e: (2 * e + 8) * m.vocab + 3 * e * m.hidden, sub=True))
-_add("ffn_bwd", "compute", "h dy norm2 Wgu Wd dnorm2? dWgu? dWd?", "dh dnorm2 dWgu dWd", "n sub",
-     _gemm(lambda m: 3 * m.ffn * m.hidden, 2, 16, lambda m: 2 * m.ffn * m.hidden), _ffn_bwd,
-     _scratch(lambda m, e: e * (3 * m.hidden + 7 * m.ffn), sub=True))
-_add("proj_bwd", "compute", "dh o Wo dWo?", "do dWo", "n", _gemm(lambda m: m.q_dim * m.hidden, 2, 6), _proj_bwd,
+_add("ffn_bwd", "compute", "h dy up?", "norm2 up down", "dh", "dnorm2 dup ddown", "n sub",
+     _gemm(lambda m: (m.up_dim + m.ffn) * m.hidden, 2, 16, _ffn_again), _ffn_bwd,
+     _scratch(lambda m, e: e * (3 * m.hidden + 3 * m.up_dim + m.ffn), sub=True))
+_add("proj_bwd", "compute", "dh o", "o", "do", "do", "n", _gemm(lambda m: m.q_dim * m.hidden, 2, 6), _proj_bwd,
      _scratch(lambda m, e: e * 2 * m.q_dim))
-_add("attn_bwd", "compute", "q kv do o lse dq? dkv?", "dq dkv", "q kv", _attn_work(5), _attn_bwd, _attn_scratch)
-_add("q_bwd", "compute", "dq x dh norm1 Wq dnorm1? dWq?", "dx dnorm1 dWq", "n at",
+_add("attn_bwd", "compute", "q kv do o lse dq? dkv?", "", "dq dkv", "", "q kv", _attn_work(5), _attn_bwd, _attn_scratch)
+_add("q_bwd", "compute", "dq x dx", "norm1 q", "dx", "dnorm1 dq", "n at",
      _gemm(lambda m: m.q_dim * m.hidden, 2, 10), _q_bwd, _scratch(lambda m, e: e * (2 * m.q_dim + 3 * m.hidden)))
-_add("kv_bwd", "compute", "dkv x dx norm1 Wkv dnorm1? dWkv?", "dx dnorm1 dWkv", "n at",
+_add("kv_bwd", "compute", "dkv x dx", "norm1 kv", "dx", "dnorm1 dkv", "n at",
      _gemm(lambda m: 2 * m.kv_dim * m.hidden, 2, 10), _kv_bwd, _scratch(lambda m, e: e * (4 * m.kv_dim + 3 * m.hidden)))
-_add("sync", "host", "", "", "", _free, _sync)
+_add("sync", "host", "", "", "", "", "", _free, _sync)

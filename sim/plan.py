@@ -1,6 +1,7 @@
 """Plan: lifetimes to offsets. Space is shared by two buffers only where every access of one happens before the other's first write.
 
-So the plan adds no order of its own within a region; across regions the second waits pass adds what sharing needs.
+So the plan adds no order of its own within a region; across regions the second waits pass adds what sharing needs. With slack, space
+is shared too where one buffer has been dead in issue order for some ops; the second waits pass then adds waits within regions.
 """
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from sim.schedule import SPACES, Buffer, Schedule
 from sim.units import show_bytes
 
 
-def plan(schedule: Schedule, reuse: bool = True) -> None:
+def plan(schedule: Schedule, reuse: bool = True, slack: int = 0) -> None:
     """Gives every value, slot and saved buffer its offset, and the schedule its arena sizes, in place."""
     for space in SPACES:
         top = 0
@@ -25,15 +26,15 @@ def plan(schedule: Schedule, reuse: bool = True) -> None:
     cells = Cells(schedule)
     regions = [(r, Alone(schedule, r.name, cells)) for r in schedule.regions.values()]
     for space in SPACES:
-        schedule.shared[space] = max((_pack(alone, list(r.buffers.values()), space, reuse) for r, alone in regions), default=0)
+        schedule.shared[space] = max((_pack(alone, list(r.buffers.values()), space, reuse, slack) for r, alone in regions), default=0)
 
 
-def _pack(region: Alone, declared: list[Buffer], space: str, reuse: bool) -> int:
+def _pack(region: Alone, declared: list[Buffer], space: str, reuse: bool, slack: int) -> int:
     """Offsets for one region's buffers in one space; largest first, each at the lowest place that is free. Returns the top."""
     buffers = [b for b in declared if b.space == space and b.life != "argument"]
     if not buffers:
         return 0
-    overlap = _overlap(region, buffers) if reuse else np.ones((len(buffers),) * 2, bool)
+    overlap = _overlap(region, buffers, slack) if reuse else np.ones((len(buffers),) * 2, bool)
     sizes = np.array([align(b.size_bytes) for b in buffers])
     offsets = np.full(len(buffers), -1)
     for k in np.argsort(-sizes, kind="stable"):
@@ -54,21 +55,25 @@ def _lowest(starts: np.ndarray, sizes: np.ndarray, size: int) -> int:
     return place
 
 
-def _overlap(region: Alone, buffers: list[Buffer]) -> np.ndarray:
-    """[n, n] bool: neither buffer is finished, in happens-before, when the other is first written."""
+def _overlap(region: Alone, buffers: list[Buffer], slack: int) -> np.ndarray:
+    """[n, n] bool: neither buffer is finished, in happens-before (or for `slack` ops), when the other is first written."""
     place = {b.name: k for k, b in enumerate(buffers)}
     first = [-1] * len(buffers)
     last = [[0] * N for _ in buffers]
+    dead = [0] * len(buffers)
     for k, op in enumerate(region.ops):
         for name in op.reads + op.writes:
             b = place.get(name, -1)
             if b >= 0:
                 last[b][region.stream[k]] = region.position[k]
+                dead[b] = k + 1
                 if first[b] < 0:
                     first[b] = k
     start = region.clock[first]
     start[np.arange(len(first)), np.array(region.stream)[first]] -= 1  # strictly before: an op's own operands never share
     before = np.all(np.array(last)[:, None, :] <= start[None, :, :], axis=2)
+    if slack:
+        before |= np.array(dead)[:, None] + slack - 1 <= np.array(first)[None, :]
     return ~(before | before.T)
 
 

@@ -22,9 +22,20 @@ class Strategy:
     offload: bool = True
     """Keep KV and saved activations in host memory (True) or in HBM (False)."""
     save: str = "qkvo"
-    """What forward keeps for backward. qkvo: block input, q, k, v, o and lse; the rest is recomputed."""
+    """What forward keeps for backward; the rest is recomputed. all: everything; qkvo: block input, q, k, v, o and lse; o: block
+    input, o and lse; input: the block input (full recompute)."""
     order: str = "query-up"
-    """How backward walks. query-up: query chunks outermost, ascending; dK and dV accumulate in HBM."""
+    """How backward walks. query-up, query-down: query chunks outermost, ascending or descending (then dq, dk and dv of a chunk are
+    final together); kv-outer: KV chunks outermost, the paper's."""
+    accum: str = "hbm"
+    """Where the gradients that the outer walk returns to (dkv, or dq under kv-outer) rest between their uses: hbm or host."""
+    rows: str = "ascending"
+    """Direction of the inner walk over chunks: ascending, or alternating from row to row (which leaves more chunks in their slots)."""
+    skip_resident: bool = False
+    """A chunk that a slot still has is not reloaded."""
+    reuse_slack: int = 0
+    """Ops that a buffer must have been dead for, in issue order, before the plan gives its space away, with the waits that takes.
+    0: only where the order holds already, so that the plan adds no waits."""
     ffn_sub: int = 2
     """FFN sub-chunks a chunk (the paper's: 2)."""
     loss_sub: int = 32
@@ -39,6 +50,8 @@ class Strategy:
             value = getattr(self, name)
             if value < 1:
                 raise UserError(f"{name}={value} must be positive; try {name}={type(self).__dataclass_fields__[name].default}")
+        if self.reuse_slack < 0:
+            raise UserError(f"reuse_slack={self.reuse_slack} must not be negative; try reuse_slack=0")
         for name, built, planned in _CHOICES:
             value = getattr(self, name)
             if value not in built:
@@ -77,8 +90,10 @@ class Strategy:
 
 
 _CHOICES = (
-    ("save", ("qkvo",), ("all", "o", "input")),
-    ("order", ("query-up",), ("query-down", "kv-outer")),
+    ("save", ("all", "qkvo", "o", "input"), ()),
+    ("order", ("query-up", "query-down", "kv-outer"), ()),
+    ("accum", ("hbm", "host"), ()),
+    ("rows", ("ascending", "alternating"), ()),
     ("zero", (0, 3), (1, 2)),
     ("host_sync", ("none", "region"), ()),
 )

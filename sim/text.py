@@ -16,7 +16,7 @@ from sim.model import Model
 from sim.schedule import LIVES, SPACES, STREAMS, Buffer, Op, Region, Schedule
 
 REGIONS = ("fwd", "loss", "bwd")
-_MODEL = ("kind", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "rope_theta", "norm_eps")
+_MODEL = ("kind", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "rotary", "rope_theta", "norm_eps")
 _NAME = r"[A-Za-z][\w.']*(\[\d+\])?(@host)?"
 _ID = r"[a-z]+\.[a-z0-9_]+(\.[a-z0-9_']+)?(\[\d+(,\d+)*\])?"
 

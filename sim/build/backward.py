@@ -1,14 +1,23 @@
-"""Block backward, save=qkvo, query-outer up, dK and dV accumulated in HBM.
+"""Block backward: what was not saved is made again, then rows of attention backward, one a chunk of the outer walk.
 
-Per query chunk: reload what forward saved, recompute the FFN's input, FFN and projection backward, one row of attention
-backward, then the query half of the QKV backward. dK and dV are complete only after the last row; their half follows at the end.
-The norm's backward is linear in its gradient, so the two halves add up.
+    query-up, query-down   a row holds q, do, o and lse of one query chunk and meets its KV chunks; dkv of each is returned to
+    kv-outer               a row holds one KV chunk and meets its query chunks; dq of each is returned to
+
+A chunk enters by its FFN's and output projection's backward (before its row; under kv-outer all enter first) and is finished by the
+QKV projection's backward, in two halves: the norm's backward is linear in its gradient, so they add up. dq of a chunk is final after
+its row, dkv too except under query-up, where all are after the last row. dx holds a chunk's residual gradient until then.
 """
 from __future__ import annotations
 
 from sim.build.emit import AHEAD, Emit
-from sim.build.saved import fetch
+from sim.build.forward import Forward
+from sim.build.saved import SAVE, Store, inner
 from sim.strategy import Strategy
+
+HELD = {"query": {"x": "x", "q": "q", "lse": "lse"}, "kv": {"x": "x_kv", "kv": "kv"}}
+"""What a row reloads and holds, by what is outermost, and the names for it."""
+MET = {"query": {"kv": "slot"}, "kv": {role: f"slot.{role}" for role in ("q", "do", "o", "lse")}}
+"""What it meets chunk after chunk, and the slots for it."""
 
 
 class Backward:
@@ -16,29 +25,57 @@ class Backward:
 
     def __init__(self, emit: Emit, strategy: Strategy) -> None:
         self.e, self.s, self.P = emit, strategy, emit.layout.P
-        self.shapes = emit.layout.model.weight_shapes()
+        self.saved = SAVE[strategy.save]
+        self.outer = "kv" if strategy.order == "kv-outer" else "query"
+        self.own, self.other = ("dkv", "dq") if self.outer == "kv" else ("dq", "dkv")
+        made = [role for role in ("q", "kv", "o", "lse") if role not in self.saved] + ["do"] * (self.outer == "kv")
+        self.store = Store(emit, tuple(made), strategy.offload, strategy.skip_resident)
+        self.sums = Store(emit, (self.other,), strategy.accum == "host", True)
+        self.depth = max(AHEAD, strategy.prefetch)
         self.row: dict[int, dict[str, str]] = {}
-        self.dkv: dict[int, str] = {}
+        self.begun: set[int] = set()
 
     def build(self):
-        e = self.e
-        self.load(0)
-        self.enter(0)
-        for i in range(e.u):
-            if i + 1 < e.u:
-                self.load(i + 1)
+        order = list(range(self.e.u))
+        if "q" not in self.saved:
+            Forward(self.e, self.s).again(self.store)
+        if self.s.order == "query-down":
+            order.reverse()
+        for i in order if self.outer == "kv" else order[:1]:
+            self.load(i)
+            self.enter(i)
+        if self.outer == "kv":
+            self.row.clear()
+        self.hold(order[0])
+        for i, after in zip(order, [*order[1:], None]):
+            if self.outer == "query":
+                self.load(after)
+            self.hold(after)
             self.attend(i)
-            dq = self.scatter("dq", i, self.row[i]["dq"])
-            if i + 1 < e.u:
-                self.enter(i + 1)
+            dq = self.scatter("dq", i, self.total("dq", i))
+            if self.outer == "query":
+                self.enter(after)
             self.query(i, dq)
-        self.key_values()
-        return e.close()
+            if self.s.order != "query-up":
+                self.key_values([i])
+        if self.s.order == "query-up":
+            self.key_values(order)
+        return self.e.close()
 
-    def load(self, i: int) -> None:
-        """Reload row i's saved tensors; o also returns to this rank's tokens."""
-        row = {role: fetch(self.e, role, i, f"reload.{role}[{i}]", AHEAD, self.s.offload) for role in ("o", "x", "q", "lse")}
-        self.row[i] = row | {"o'": self.scatter("o", i, row["o"])}
+    def load(self, i: int | None) -> None:
+        """Reload what chunk i enters with; o also returns to this rank's tokens."""
+        if i is not None:
+            roles = ("o", "h", "up") if "h" in self.saved else ("o", "x")
+            row = {role: self.store.fetch(role, i, f"reload.{role}[{i}]", AHEAD) for role in roles}
+            self.row[i] = row | {"o'": self.scatter("o", i, row["o"])}
+
+    def hold(self, r: int | None) -> None:
+        """Reload what row r holds."""
+        if r is not None:
+            row = self.row.setdefault(r, {})
+            for role, name in HELD[self.outer].items():
+                if role not in row:
+                    row[role] = self.store.fetch(role, r, f"reload.{name}[{r}]", AHEAD)
 
     def scatter(self, role: str, i: int, buffer: str, depth: int = 1) -> str:
         """All-to-all between head-sharded and token-sharded; nothing at P = 1."""
@@ -48,53 +85,57 @@ class Backward:
         self.e.op("comm", f"a2a.{role}[{i}]", (buffer,), (to,), n=self.e.n(i))
         return to
 
-    def enter(self, i: int) -> None:
-        """Recompute h, then FFN and output projection backward, then do to this rank's heads."""
-        e, row, n = self.e, self.row[i], self.e.n(i)
-        h, dh, do = e.slot("h", i, 1), e.slot("dh", i, AHEAD), e.slot("do", i, 1)
-        row["dh"], row["do"] = dh, do
-        e.op("compute", f"proj[{i}]", (row["o'"], row["x"], *e.weights("Wo", self.shapes)), (h,), n=n)
-        W = e.weights("norm2 Wgu Wd", self.shapes)
-        old, new = e.grads("dnorm2 dWgu dWd", self.shapes)
-        e.op("compute", f"ffn_bwd[{i}]", (h, e.argument("dy", i), *W, *old), (dh, *new), n=n, sub=self.s.ffn_sub)
+    def enter(self, i: int | None) -> None:
+        """h, recomputed or saved, then FFN and output projection backward, then do to this rank's heads."""
+        if i is None:
+            return
+        e, row, n, dh = self.e, self.row[i], self.e.n(i), self.e.argument("dx", i)
+        if "h" not in row:
+            row["h"] = e.slot("h", i, 1)
+            e.op("compute", f"proj[{i}]", (row["o'"], row["x"]), (row["h"],), n=n)
+        up = (row["up"],) if "up" in row else ()
+        e.op("compute", f"ffn_bwd[{i}]", (row["h"], e.argument("dy", i), *up), (dh,), n=n, sub=self.s.ffn_sub)
+        do = row["do"] = self.store.home("do", i, 1)
         made = do if self.P == 1 else e.slot("do'", i, 1)
-        old, new = e.grads("dWo", self.shapes)
-        e.op("compute", f"proj_bwd[{i}]", (dh, row["o'"], "Wo", *old), (made, *new), n=n)
+        e.op("compute", f"proj_bwd[{i}]", (dh, row["o'"]), (made,), n=n)
         if self.P > 1:
             e.op("comm", f"a2a.do[{i}]", (made,), (do,), n=n)
+        self.store.keep("do", i, do)
 
-    def attend(self, i: int) -> None:
-        """Row i of attention backward: dq in one accumulator, dk and dv of each chunk in its own."""
-        e, row = self.e, self.row[i]
-        dq = row["dq"] = e.slot("dq", i, 1)
-        for j in range(i + 1):
-            kv = fetch(e, "kv", j, f"reload.kv[{i},{j}]", self.s.prefetch, self.s.offload, "slot")
-            old = ((dq,) if j else ()) + ((self.dkv[j],) if j in self.dkv else ())
-            self.dkv[j] = e.value("dkv", j)
-            reads = (row["q"], kv, row["do"], row["o"], row["lse"], *old)
-            e.op("compute", f"attn_bwd[{i},{j}]", reads, (dq, self.dkv[j]), q=e.n(i), kv=e.n(j), causal=i == j)
+    def attend(self, r: int) -> None:
+        """Row r: its own gradient in one accumulator, that of each chunk it meets in the chunk's."""
+        e, u, depth = self.e, self.e.u, self.s.prefetch
+        own = self.row[r][self.own] = e.slot(self.own, r, 1)
+        for k, c in enumerate(inner(self.s, r, range(r, u) if self.outer == "kv" else range(r + 1))):
+            i, j = (c, r) if self.outer == "kv" else (r, c)
+            have = self.row[r] | {role: self.store.fetch(role, c, f"reload.{role}[{i},{j}]", depth, slot) for role, slot in MET[self.outer].items()}
+            more = c in self.begun
+            its = self.sums.fetch(self.other, c, f"reload.{self.other}[{i},{j}]", self.depth) if more else self.sums.home(self.other, c, self.depth)
+            old = (own,) * (k > 0) + (its,) * more
+            reads = (*(have[role] for role in ("q", "kv", "do", "o", "lse")), *old)
+            writes = (own, its) if self.own == "dq" else (its, own)
+            e.op("compute", f"attn_bwd[{i},{j}]", reads, writes, q=e.n(i), kv=e.n(j), causal=i == j)
+            self.sums.keep(self.other, c, its, f"{i},{j}")
+            self.begun.add(c)
+
+    def total(self, role: str, i: int) -> str:
+        """The final dq or dkv of chunk i: its row's own, or the one that rows returned to."""
+        return self.row[i][role] if role == self.own else self.sums.fetch(role, i, f"reload.{role}[{i}]", self.depth)
 
     def query(self, i: int, dq: str) -> None:
-        """The query half of the QKV backward: dx = dh + its part."""
-        e, row = self.e, self.row[i]
-        old, new = e.grads("dnorm1 dWq", self.shapes)
-        W = e.weights("norm1 Wq", self.shapes)
-        e.op("compute", f"q_bwd[{i}]", (dq, row["x"], row["dh"], *W, *old), (e.argument("dx", i), *new), n=e.n(i), at=e.at(i))
+        """The query half of the QKV backward: dx gains its part."""
+        e, dx = self.e, self.e.argument("dx", i)
+        e.op("compute", f"q_bwd[{i}]", (dq, self.row[i]["x"], dx), (dx,), n=e.n(i), at=e.at(i))
 
-    def key_values(self) -> None:
+    def key_values(self, chunks: list[int]) -> None:
         """The key and value half, chunk after chunk, each one all-to-all ahead."""
-        e = self.e
-        ready = {0: self.ready(0)}
-        for j in range(e.u):
-            if j + 1 < e.u:
-                ready[j + 1] = self.ready(j + 1)
-            dkv, x = ready[j]
-            old, new = e.grads("dnorm1 dWkv", self.shapes)
-            W = e.weights("norm1 Wkv", self.shapes)
+        e, ready = self.e, [self.ready(chunks[0])]
+        for k, j in enumerate(chunks):
+            ready += [self.ready(after) for after in chunks[k + 1:k + 2]]
             dx = e.argument("dx", j)
-            e.op("compute", f"kv_bwd[{j}]", (dkv, x, dx, *W, *old), (dx, *new), n=e.n(j), at=e.at(j))
+            e.op("compute", f"kv_bwd[{j}]", (*ready[k], dx), (dx,), n=e.n(j), at=e.at(j))
 
     def ready(self, j: int) -> tuple[str, str]:
         """dkv and x of chunk j, on this rank's tokens."""
-        dkv = self.scatter("dkv", j, self.dkv[j], depth=AHEAD)
-        return dkv, fetch(self.e, "x", j, f"reload.x_kv[{j}]", AHEAD, self.s.offload)
+        dkv = self.scatter("dkv", j, self.total("dkv", j), depth=AHEAD)
+        return dkv, self.store.fetch("x", j, f"reload.x_kv[{j}]", AHEAD) if self.s.order == "query-up" else self.row[j]["x"]

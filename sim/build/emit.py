@@ -1,22 +1,26 @@
 """Emit: a small pen that writes ops and their buffers into a region."""
 from __future__ import annotations
 
-from sim.layout import Layout
-from sim.schedule import Buffer, Op, Region
+from collections.abc import Iterable
 
+from sim.layout import Layout
+from sim.ops import KINDS, names
+from sim.schedule import Buffer, Op, Region
 
 AHEAD = 2
 """Slots of what is produced one chunk ahead: the row at work and the next one."""
 
 
 class Emit:
-    """Writes one region. Slots are named role.k; chunk arguments role[i]; saved copies role[i]@host or role[i]."""
+    """Writes one region. Slots are named role.k; chunk arguments role[i]; chunks at rest role[i]@host or role[i]."""
 
-    def __init__(self, name: str, layout: Layout, chunks: list[tuple[int, int]], sync: bool) -> None:
+    def __init__(self, name: str, layout: Layout, chunks: list[tuple[int, int]], sync: bool = False, saved: Iterable[str] = ()) -> None:
         self.region = Region(name, [], {})
-        self.layout, self.chunks, self._sync = layout, chunks, sync
-        self._turn: dict[str, int] = {}
-        self._stream_last: dict[str, str] = {}
+        self.layout, self.chunks, self._sync, self._saved = layout, chunks, sync, set(saved)
+        m = layout.model
+        self._shapes = m.weight_shapes() | m.head_shapes() | {"loss": (1,)}
+        self._slots: dict[tuple[str, int], list[str]] = {}
+        self._held: dict[str, tuple[str, int]] = {}
 
     @property
     def u(self) -> int:
@@ -31,47 +35,69 @@ class Emit:
         return self.chunks[i][0]
 
     def slot(self, role: str, i: int, depth: int, name: str | None = None) -> str:
-        """The next slot of a rotation of `depth`, for chunk i; each is as large as the longest chunk it ever holds."""
+        """The slot that was not taken for longest, of `depth` of that name, for chunk i; each is as large as the longest chunk it ever holds."""
         name = name or role
-        turn = self._turn.get(name, 0)
-        self._turn[name] = turn + 1
-        slot, shape = f"{name}.{turn % depth}" if depth > 1 else name, self.layout.shape(role, self.n(i))
+        slots = self._slots.setdefault((name, depth), [])
+        if len(slots) < depth:
+            slots.append(f"{name}.{len(slots)}" if depth > 1 else name)
+        else:
+            slots.append(slots.pop(0))
+        slot, shape = slots[-1], self.layout.shape(role, self.n(i))
+        self._held[slot] = role, i
         self._declare(slot, "hbm", "slot", role, shape)
         self.region.buffers[slot].shape = max(self.region.buffers[slot].shape, shape)
         return slot
 
-    def value(self, role: str, i: int) -> str:
-        """A buffer of chunk i alone, in HBM."""
-        return self._declare(f"{role}[{i}]", "hbm", "value", role, self.layout.shape(role, self.n(i)))
+    def resident(self, role: str, i: int) -> str | None:
+        """The slot that still has chunk i of a role, taken anew; None if none has."""
+        for slots in self._slots.values():
+            for slot in slots:
+                if self._held[slot] == (role, i):
+                    slots.append(slots.pop(slots.index(slot)))
+                    return slot
+        return None
+
+    def rest(self, role: str, i: int, host: bool) -> str:
+        """Where chunk i of a role rests between its uses: what forward saves, or a buffer of this region."""
+        name, space = (f"{role}[{i}]@host", "host") if host else (f"{role}[{i}]", "hbm")
+        return name if name in self._saved else self._declare(name, space, "value", role, self.layout.shape(role, self.n(i)))
 
     def argument(self, role: str, i: int) -> str:
         """Chunk i of an argument."""
         return self._declare(f"{role}[{i}]", "hbm", "argument", role, self.layout.shape(role, self.n(i)))
 
-    def weights(self, names: str, shapes: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
-        """Weight arguments by name."""
-        return tuple(self._declare(n, "hbm", "argument", "weight", shapes[n]) for n in names.split())
-
-    def grads(self, names: str, shapes: dict[str, tuple[int, ...]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """(what to read, what to write) of fp32 gradient accumulators: read too once something was written to each."""
-        names = names.split()
-        old = tuple(n for n in names if n in self.region.buffers)
-        for n in names:
-            self._declare(n, "hbm", "argument", "grad", shapes[n.removeprefix("d")])
-        return old, tuple(names)
-
     def op(self, stream: str, name: str, reads: tuple[str, ...], writes: tuple[str, ...], **args: int) -> None:
-        """Appends region.name reading and writing these buffers."""
-        args = {k: v for k, v in args.items() if v is not False}
-        self.region.ops.append(Op(f"{self.region.name}.{name}", stream, reads, writes, args))
-        self._stream_last[stream] = self.region.ops[-1].id
+        """Appends region.name on these activations; its kind's weights and the sums it adds to follow by themselves."""
+        op = Op(f"{self.region.name}.{name}", stream, reads, writes, {k: v for k, v in args.items() if v is not False})
+        kind, model = KINDS[op.kind], self.layout.model.kind
+        weights, sums = names(kind.weights, model), names(kind.sums, model)
+        old = tuple(n for n in sums if n in self.region.buffers)
+        for n in weights:
+            self._declare(n, "hbm", "argument", "weight", self._shapes[n])
+        for n in sums:
+            self._declare(n, "hbm", "argument", "grad", self._shapes[n if n in self._shapes else n[1:]])
+        op.reads, op.writes = reads + weights + old, writes + sums
+        self.region.ops.append(op)
 
     def close(self) -> Region:
-        """The finished region, with a host block at its end where the strategy asks for one."""
+        """The finished region, with a host block at its end where the strategy asks for one. Copies out to this region's own host
+        buffers that nothing reads back are dropped."""
+        region, wanted, kept = self.region, set(), []
+        for op in reversed(region.ops):
+            if op.kind == "offload" and op.writes[0] not in self._saved:
+                if op.writes[0] not in wanted:
+                    continue
+                wanted.remove(op.writes[0])
+            if op.kind == "reload":
+                wanted.add(op.reads[0])
+            kept.append(op)
+        region.ops[:] = kept[::-1]
+        used = {name for op in kept for name in op.reads + op.writes}
+        region.buffers = {name: b for name, b in region.buffers.items() if name in used}
         if self._sync:
-            waits = tuple(self._stream_last.values())
-            self.region.ops.append(Op(f"{self.region.name}.sync", "host", (), (), {}, waits))
-        return self.region
+            waits = tuple({op.stream: op.id for op in region.ops}.values())
+            region.ops.append(Op(f"{region.name}.sync", "host", (), (), {}, waits))
+        return region
 
     def _declare(self, name: str, space: str, life: str, role: str, shape: tuple[int, ...]) -> str:
         if name not in self.region.buffers:

@@ -8,10 +8,7 @@ from sim.strategy import Strategy
 
 def loss(emit: Emit, strategy: Strategy):
     """Writes the loss region."""
-    shapes = emit.layout.model.head_shapes() | {"loss": (1,)}
-    W = emit.weights("normf Whead", shapes)
     for i in range(emit.u):
-        old, new = emit.grads("loss dnormf dWhead", shapes)
-        reads = (emit.argument("x", i), emit.argument("label", i), *W, *old)
-        emit.op("compute", f"ce[{i}]", reads, (emit.argument("dx", i), *new), n=emit.n(i), sub=strategy.loss_sub)
+        reads = (emit.argument("x", i), emit.argument("label", i))
+        emit.op("compute", f"ce[{i}]", reads, (emit.argument("dx", i),), n=emit.n(i), sub=strategy.loss_sub)
     return emit.close()

@@ -1,39 +1,53 @@
-"""Saved: what forward keeps for backward, and how a chunk of it gets out of HBM and back."""
+"""Saved: what forward keeps for backward, and how a chunk gets out of HBM and back."""
 from __future__ import annotations
 
 from sim.build.emit import Emit
 from sim.layout import Layout
 from sim.schedule import Buffer
+from sim.strategy import Strategy
 
-QKVO = ("x", "q", "kv", "o", "lse")
-"""save=qkvo. Without offload the block input is not copied: backward reads the argument itself."""
+SAVE = {"input": ("x",), "o": ("x", "o", "lse"), "qkvo": ("x", "q", "kv", "o", "lse"), "all": ("x", "q", "kv", "o", "lse", "h", "up")}
+"""Roles by Strategy.save. Without offload the block input is not copied: backward reads the argument itself."""
 
 
-def declare(layout: Layout, chunks: list[tuple[int, int]], offload: bool) -> dict[str, Buffer]:
+def declare(layout: Layout, chunks: list[tuple[int, int]], strategy: Strategy) -> dict[str, Buffer]:
     """The saved buffers of one layer: on the host, or in HBM (all but x, which then is an argument of backward too)."""
     saved = {}
     for i, (_, n) in enumerate(chunks):
-        for role in QKVO if offload else QKVO[1:]:
-            name, space = (f"{role}[{i}]@host", "host") if offload else (f"{role}[{i}]", "hbm")
+        for role in SAVE[strategy.save][0 if strategy.offload else 1:]:
+            name, space = (f"{role}[{i}]@host", "host") if strategy.offload else (f"{role}[{i}]", "hbm")
             saved[name] = Buffer(name, space, "saved", role, layout.dtype_of(role), layout.shape(role, n))
     return saved
 
 
-def home(emit: Emit, role: str, i: int, depth: int, offload: bool) -> str:
-    """Where forward computes chunk i of a saved role: a slot that is copied out, or its place in HBM."""
-    return emit.slot(role, i, depth) if offload else f"{role}[{i}]"
+class Store:
+    """Where chunks rest between their uses in a region: on the host, to be copied out and back, or in HBM. `roles` are those that
+    this region makes and has to keep; what an earlier one saved is only fetched."""
+
+    def __init__(self, emit: Emit, roles: tuple[str, ...], host: bool, skip_resident: bool) -> None:
+        self.e, self.roles, self.host, self.skip = emit, roles, host, skip_resident
+
+    def home(self, role: str, i: int, depth: int) -> str:
+        """Where chunk i is computed: in HBM where it rests, or in a slot that is copied out (or, of another role, only used at once)."""
+        rests = role in self.roles and not self.host
+        return self.e.rest(role, i, False) if rests else self.e.slot(role, i, depth)
+
+    def keep(self, role: str, i: int, buffer: str, place: str = "") -> None:
+        """offload.role[i], if it rests on the host."""
+        if role in self.roles and self.host:
+            self.e.op("d2h", f"offload.{role}[{place or i}]", (buffer,), (self.e.rest(role, i, True),), n=self.e.n(i))
+
+    def fetch(self, role: str, i: int, name: str, depth: int, slot: str | None = None) -> str:
+        """The HBM buffer that has chunk i; if it rests on the host, op `name` reloads it into a slot, unless one still has it."""
+        if not self.host:
+            return self.e.argument("x", i) if role == "x" else self.e.rest(role, i, False)
+        found = self.e.resident(role, i) if self.skip else None
+        if found is None:
+            found = self.e.slot(role, i, depth, slot)
+            self.e.op("h2d", name, (self.e.rest(role, i, True),), (found,), n=self.e.n(i))
+        return found
 
 
-def keep(emit: Emit, role: str, i: int, buffer: str, offload: bool) -> None:
-    """fwd.offload.role[i], if offloaded."""
-    if offload:
-        emit.op("d2h", f"offload.{role}[{i}]", (buffer,), (f"{role}[{i}]@host",), n=emit.n(i))
-
-
-def fetch(emit: Emit, role: str, i: int, name: str, depth: int, offload: bool, slot: str | None = None) -> str:
-    """The HBM buffer that holds chunk i of a saved role; if offloaded, op `name` reloads it into a rotation of slots."""
-    if not offload:
-        return emit.argument("x", i) if role == "x" else f"{role}[{i}]"
-    buffer = emit.slot(role, i, depth, slot)
-    emit.op("h2d", name, (f"{role}[{i}]@host",), (buffer,), n=emit.n(i))
-    return buffer
+def inner(strategy: Strategy, row: int, chunks: range) -> list[int]:
+    """The chunks that a row meets, in the strategy's direction."""
+    return list(chunks if strategy.rows == "ascending" or row % 2 == 0 else reversed(chunks))

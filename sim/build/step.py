@@ -13,33 +13,35 @@ from sim.schedule import Schedule
 from sim.strategy import Strategy
 from sim.waits import wait_across, wait_within
 
-REQUIRE = {
-    "fwd": ("y",),
-    "loss": ("dx", "loss", "dnormf", "dWhead"),
-    "bwd": ("dx", "dnorm1", "dWq", "dWkv", "dWo", "dnorm2", "dWgu", "dWd"),
-}
-
-
 def draft(model: Model, strategy: Strategy, seq: int, dtype: str = "bf16") -> Schedule:
     """Ops and buffers, without waits or offsets. Raises UserError where model, strategy and S do not fit together."""
     strategy.check(model, seq)
     seq = pad(seq, strategy.sp)
     layout, parts = Layout(model, strategy.sp, dtype), chunks(seq, min(strategy.chunk, seq))
 
+    kept = saved.declare(layout, parts, strategy)
+
     def emit(name: str) -> Emit:
-        return Emit(name, layout, parts, strategy.host_sync == "region")
+        return Emit(name, layout, parts, strategy.host_sync == "region", kept)
 
     regions = {"fwd": Forward(emit("fwd"), strategy).build(), "loss": loss(emit("loss"), strategy), "bwd": Backward(emit("bwd"), strategy).build()}
-    return Schedule(
-        model, seq, strategy.sp, min(strategy.chunk, seq), dtype, regions,
-        saved.declare(layout, parts, strategy.offload), dict(REQUIRE),
-    )
+    require = {
+        "fwd": ("y",),
+        "loss": ("dx", "loss", *(f"d{name}" for name in model.head_shapes())),
+        "bwd": ("dx", *(f"d{name}" for name in model.weight_shapes())),
+    }
+    return Schedule(model, seq, strategy.sp, min(strategy.chunk, seq), dtype, regions, kept, require)
 
 
 def build(model: Model, strategy: Strategy, seq: int, dtype: str = "bf16", reuse: bool = True) -> Schedule:
     """The schedule that lint, simulator and engine read. `reuse=False` gives every buffer space of its own."""
     schedule = draft(model, strategy, seq, dtype)
+    given = [(op, op.waits) for region in schedule.regions.values() for op in region.ops]
     wait_within(schedule)
-    plan(schedule, reuse)
+    plan(schedule, reuse, strategy.reuse_slack)
+    if strategy.reuse_slack:  # the plan may share space that no order keeps apart yet
+        for op, waits in given:
+            op.waits = waits
+        wait_within(schedule)
     wait_across(schedule)
     return schedule

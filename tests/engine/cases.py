@@ -21,15 +21,15 @@ from sim.strategy import Strategy
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def tiny(heads: int = 4, kv_heads: int = 2, head_dim: int = 16, layers: int = 1, hidden: int = 64, ffn: int = 96, vocab: int = 50) -> Model:
-    """A Llama as small as its heads allow."""
-    return Model("tiny", "llama", layers, hidden, heads, kv_heads, head_dim, ffn, vocab)
+def tiny(heads: int = 4, kv_heads: int = 2, head_dim: int = 16, layers: int = 1, hidden: int = 64, ffn: int = 96, vocab: int = 50, kind: str = "llama") -> Model:
+    """A model as small as its heads allow; gpt rotates a quarter of each head."""
+    return Model("tiny", kind, layers, hidden, heads, kv_heads, head_dim, ffn, vocab, rotary=1 if kind == "llama" else 0.25)
 
 
 @cache
-def schedule(model: Model, seq: int, chunk: int, P: int = 1, dtype: str = "fp32", offload: bool = True, prefetch: int = 2, reuse: bool = True, host_sync: str = "none") -> Schedule:
-    """A built schedule. Tests that change one parse a copy of its text."""
-    strategy = Strategy(sp=P, chunk=chunk, offload=offload, prefetch=prefetch, ffn_sub=2, loss_sub=4, host_sync=host_sync)
+def schedule(model: Model, seq: int, chunk: int, P: int = 1, dtype: str = "fp32", offload: bool = True, prefetch: int = 2, reuse: bool = True, **settings) -> Schedule:
+    """A built schedule; `settings` are strategy fields. Tests that change one parse a copy of its text."""
+    strategy = Strategy(sp=P, chunk=chunk, offload=offload, prefetch=prefetch, ffn_sub=2, loss_sub=4, **settings)
     return build(model, strategy, seq, dtype, reuse)
 
 
@@ -54,7 +54,7 @@ def block_inputs(model: Model, seq: int, dtype: str, seed: int) -> dict[str, tor
 
     found = {"x": normal(seq, model.hidden), "dy": normal(seq, model.hidden)}
     for name, shape in model.weight_shapes().items():
-        found[name] = normal(*shape) / shape[1] ** 0.5 if len(shape) == 2 else 1 + 0.1 * normal(*shape)
+        found[name] = normal(*shape) / shape[1] ** 0.5 if len(shape) == 2 else (not name.startswith("b")) + 0.1 * normal(*shape)
     return {name: t.to(DTYPES[dtype]) for name, t in found.items()}
 
 

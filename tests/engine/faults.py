@@ -61,14 +61,14 @@ def _kv_sum_skipped(stack: ExitStack) -> None:
 
 def _rope_local_to_rank(stack: ExitStack) -> None:
     def wrong(rt, op, tokens, device):
-        return launch.angles(op.args["at"], tokens, rt.model.head_dim, rt.model.rope_theta, device)
+        return launch.angles(op.args["at"], tokens, rt.model.rotary_dim, rt.model.rope_theta, device)
 
     stack.enter_context(patch.object(launch, "_rope", wrong))
 
 
 def _rope_local_to_chunk(stack: ExitStack) -> None:
     def wrong(rt, op, tokens, device):
-        return launch.angles(rt.rank * tokens, tokens, rt.model.head_dim, rt.model.rope_theta, device)
+        return launch.angles(rt.rank * tokens, tokens, rt.model.rotary_dim, rt.model.rope_theta, device)
 
     stack.enter_context(patch.object(launch, "_rope", wrong))
 

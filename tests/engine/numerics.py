@@ -18,9 +18,9 @@ BASE = {"fp32": 2e-6, "bf16": 2e-2}
 FACTOR = 2.0
 
 
-def measure(rank: int, group, model: Model, seq: int, dtype: str, chunk: int, offload: bool, seeds=SEEDS, broken: str | None = None) -> list[dict[str, float]]:
-    """Errors of each tensor, for each seed. Runs on one rank; all ranks return the same."""
-    s = schedule(model, seq, chunk, 1 if group is None else group.size(), dtype, offload)
+def measure(rank: int, group, model: Model, seq: int, dtype: str, chunk: int, offload: bool, seeds=SEEDS, broken: str | None = None, settings: dict = {}) -> list[dict[str, float]]:
+    """Errors of each tensor, for each seed, by strategy `settings`. Runs on one rank; all ranks return the same."""
+    s = schedule(model, seq, chunk, 1 if group is None else group.size(), dtype, offload, **settings)
     with running(s, rank, group) as program, fault(broken):
         return [errors(run_block(program, rank, group, block_inputs(model, seq, dtype, seed)), right(model, seq, dtype, seed)) for seed in seeds]
 
@@ -52,6 +52,7 @@ def check(found: list[dict[str, float]], base: list[dict[str, float]], dtype: st
 
 
 def _split(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Keys and values apart: they go wrong apart."""
+    """Keys and values apart: they go wrong apart. Not their biases: where keys are not rotated a key bias changes nothing, so
+    its gradient is rounding around zero."""
     half = len(found["dWkv"]) // 2
     return {n: t for n, t in found.items() if n != "dWkv"} | {"dWk": found["dWkv"][:half], "dWv": found["dWkv"][half:]}

@@ -13,10 +13,18 @@ import random
 from dataclasses import replace
 
 HEADS = {"q", "kv", "o", "do", "dq", "dkv"}
-WEIGHTS = {
+LLAMA = {
     "qkv": ["norm1", "Wq", "Wkv"], "proj": ["Wo"], "ffn": ["norm2", "Wgu", "Wd"], "ce": ["normf", "Whead"],
     "ffn_bwd": ["norm2", "Wgu", "Wd"], "proj_bwd": ["Wo"], "q_bwd": ["norm1", "Wq"], "kv_bwd": ["norm1", "Wkv"],
 }
+GPT = {
+    "qkv": ["norm1", "bnorm1", "Wq", "bq", "Wkv", "bkv"], "proj": ["Wo", "bo"], "ffn": ["norm2", "bnorm2", "Wu", "bu", "Wd", "bd"],
+    "ce": ["normf", "bnormf", "Whead"], "ffn_bwd": ["norm2", "bnorm2", "Wu", "bu", "Wd", "bd"], "proj_bwd": ["Wo", "bo"],
+    "q_bwd": ["norm1", "bnorm1", "Wq", "bq"], "kv_bwd": ["norm1", "bnorm1", "Wkv", "bkv"],
+}
+WEIGHTS = {"llama": LLAMA, "gpt": GPT}
+FIRST = {"qkv": 1, "proj": 2, "ffn": 1, "ce": 2, "ffn_bwd": 2, "proj_bwd": 2, "q_bwd": 3, "kv_bwd": 3}
+"""Activations before the weights; one more where ffn_bwd is given the saved up projection."""
 STREAM = dict.fromkeys(("qkv", "attn", "proj", "ffn", "ce", "ffn_bwd", "proj_bwd", "attn_bwd", "q_bwd", "kv_bwd"), "compute") | {
     "a2a": "comm", "offload": "d2h", "reload": "h2d", "sync": "host"}
 
@@ -51,6 +59,7 @@ class Oracle:
     def __init__(self, base, most: int = 3, chains=None) -> None:
         self.base, self.runs = base, chains or runs(base.regions, most)
         """The first one begins with fwd, loss and bwd of one layer (or those of them that there are)."""
+        self.weights = WEIGHTS[base.model.kind]
         self.starts = list(range(0, base.seq, base.chunk))
         self.lengths = [min(base.chunk, base.seq - at) for at in self.starts]
         self._pieces: dict = {}
@@ -248,7 +257,7 @@ class Oracle:
         if tensor in ("x", "dy", "label"):
             kind = {"x": "hid1" if region == "loss" else "hid0", "dy": "grad1", "label": "label"}[tensor]
             return (kind, int(rest[:-1]), frozenset(("q", "kv")) if tensor == "dy" else frozenset(), tok)
-        if tensor in ("norm1", "norm2", "normf", "Wq", "Wkv", "Wo", "Wgu", "Wd", "Whead"):
+        if any(tensor in names for names in self.weights.values()):
             return (tensor, None, frozenset(), "whole")
         return None
 
@@ -258,7 +267,7 @@ class Oracle:
             return {f"y[{i}]": ("hid1", i, frozenset(), tok) for i in every}
         if tensor == "dx":
             return {f"dx[{i}]": ("grad1" if region == "loss" else "grad0", i, frozenset(("q", "kv")), tok) for i in every}
-        parts = ("q", "kv") if tensor == "dnorm1" else ("",)
+        parts = ("q", "kv") if tensor in ("dnorm1", "dbnorm1") else ("",)
         return {tensor: (tensor, None, frozenset((part, i) for part in parts for i in every), "whole")}
 
     def _fits(self, b, value) -> None:
@@ -267,7 +276,8 @@ class Oracle:
         n, D = 0 if chunk is None else self.lengths[chunk], m.head_dim
         K, H = max(1, m.kv_heads // P), m.heads // P
         weight = {"norm1": m.hidden, "norm2": m.hidden, "normf": m.hidden, "Wq": m.heads * D * m.hidden, "Wkv": 2 * m.kv_heads * D * m.hidden,
-                  "Wo": m.heads * D * m.hidden, "Wgu": 2 * m.ffn * m.hidden, "Wd": m.ffn * m.hidden, "Whead": m.vocab * m.hidden}
+                  "Wo": m.heads * D * m.hidden, "Wgu": 2 * m.ffn * m.hidden, "Wd": m.ffn * m.hidden, "Whead": m.vocab * m.hidden, "Wu": m.ffn * m.hidden,
+                  "bnorm1": m.hidden, "bnorm2": m.hidden, "bnormf": m.hidden, "bq": m.heads * D, "bkv": 2 * m.kv_heads * D, "bo": m.hidden, "bu": m.ffn, "bd": m.hidden}
         dtype = self.base.dtype
         if name in weight:
             count = weight[name]
@@ -282,6 +292,8 @@ class Oracle:
             count, dtype = 2 * n * K * D, "fp32" if name == "dkv" else dtype
         elif name == "lse":
             count, dtype = H * n, "fp32"
+        elif name == "up":
+            count = n // P * m.ffn * (2 if m.kind == "llama" else 1)
         else:
             count = n // P * m.hidden
         have = 1
@@ -293,8 +305,8 @@ class Oracle:
     def _apart(self, op, pieces) -> None:
         """Outputs share no byte with other operands, but for accumulators."""
         kind = kind_of(op)
-        same = {"attn": {(2, 0), (3, 1)}, "kv_bwd": {(2, 0)}}.get(kind, set())
-        later = {"ce": 4, "ffn_bwd": 5, "proj_bwd": 3, "attn_bwd": 5, "q_bwd": 5, "kv_bwd": 5}.get(kind, 99)
+        same = {"attn": {(2, 0), (3, 1)}, "kv_bwd": {(2, 0)}, "q_bwd": {(2, 0)}}.get(kind, set())
+        later = 5 if kind == "attn_bwd" else FIRST[kind] + len(self.weights[kind]) if kind in ("ce", "ffn_bwd", "proj_bwd", "q_bwd", "kv_bwd") else 99
         for w, name in enumerate(op.writes):
             for r, other in enumerate(op.reads):
                 if set(pieces(name)) & set(pieces(other)):
@@ -398,12 +410,15 @@ class Maths:
         op, tok = self.op, self.tok
         x, y, dx, dy = f"hid{self.level}", "hid1", f"grad{self.level}", "grad1"
         both, none = frozenset(("q", "kv")), frozenset()
-        if len(v) < {"attn_bwd": 5, "ce": 4, "kv_bwd": 5, "q_bwd": 5, "ffn_bwd": 5, "proj_bwd": 3}.get(self.kind, 0):
+        names = self.o.weights.get(self.kind, [])
+        first = FIRST.get(self.kind, 0)
+        if self.kind == "ffn_bwd" and len(v) > 2 and v[2] and v[2][0] == "up":
+            first = 3
+        later, sums = first + len(names), [f"d{name}" for name in names]
+        if len(v) < (5 if self.kind == "attn_bwd" else later):
             self.bad("too few inputs")
-        if self.kind in WEIGHTS:
-            first = {"qkv": 1, "proj": 2, "ffn": 1, "ce": 2, "ffn_bwd": 2, "proj_bwd": 2, "q_bwd": 3, "kv_bwd": 3}[self.kind]
-            for value, name in zip(v[first:], WEIGHTS[self.kind]):
-                self.need(value, name, "whole")
+        for value, name in zip(v[first:], names):
+            self.need(value, name, "whole")
         match self.kind:
             case "sync":
                 return []
@@ -441,22 +456,24 @@ class Maths:
             case "ffn":
                 i = self.need(v[0], "h", tok)[1]
                 self.length("n", i)
-                return [(y, i, none, tok)]
+                return [(y, i, none, tok), ("up", i, none, tok)][:len(op.writes)]
             case "ce":
                 i = self.need(v[0], x, tok)[1]
                 self.need(v[1], "label", tok, i)
                 self.length("n", i)
-                return [(dx, i, both, tok)] + self.sums(v, 4, ["loss", "dnormf", "dWhead"], ("", i))
+                return [(dx, i, both, tok)] + self.sums(v, later, ["loss", *sums], ("", i))
             case "ffn_bwd":
                 i = self.need(v[0], "h", tok)[1]
                 self.need(v[1], dy, tok, i, both)
+                if first == 3:
+                    self.need(v[2], "up", tok, i)
                 self.length("n", i)
-                return [("dh", i, none, tok)] + self.sums(v, 5, ["dnorm2", "dWgu", "dWd"], ("", i))
+                return [("dh", i, none, tok)] + self.sums(v, later, sums, ("", i))
             case "proj_bwd":
                 i = self.need(v[0], "dh", tok)[1]
                 self.need(v[1], "o", tok, i, self.row(i))
                 self.length("n", i)
-                return [("do", i, none, tok)] + self.sums(v, 3, ["dWo"], ("", i))
+                return [("do", i, none, tok)] + self.sums(v, later, sums, ("", i))
             case "attn_bwd":
                 i, j = self.pair(v)
                 self.need(v[2], "do", "head", i)
@@ -477,14 +494,14 @@ class Maths:
                 self.need(v[1], x, tok, i)
                 self.need(v[2], "dh", tok, i)
                 self.at(i)
-                return [(dx, i, frozenset(("q",)), tok)] + self.sums(v, 5, ["dnorm1", "dWq"], ("q", i), "dnorm1")
+                return [(dx, i, frozenset(("q",)), tok)] + self.sums(v, later, sums, ("q", i), ("dnorm1", "dbnorm1"))
             case "kv_bwd":
                 j = self.need(v[0], "dkv", tok)[1]
                 self.need(v[0], "dkv", tok, j, frozenset((i, j) for i in range(j, len(self.o.lengths))))
                 self.need(v[1], x, tok, j)
                 self.need(v[2], dx, tok, j, frozenset(("q",)))
                 self.at(j)
-                return [(dx, j, both, tok)] + self.sums(v, 5, ["dnorm1", "dWkv"], ("kv", j), "dnorm1")
+                return [(dx, j, both, tok)] + self.sums(v, later, sums, ("kv", j), ("dnorm1", "dbnorm1"))
         self.bad("unknown")
 
     def at(self, i):
@@ -500,11 +517,11 @@ class Maths:
             self.bad("wrong mask")
         return i, j
 
-    def sums(self, v, first, tensors, what, split=""):
+    def sums(self, v, first, tensors, what, split=()):
         """Weight gradients, added to where the op reads what it writes."""
         made = []
         for name, tensor in zip(self.op.writes[1:], tensors):
-            part = what if tensor == split else ("", what[1])
+            part = what if tensor in split else ("", what[1])
             old = frozenset()
             if name in self.op.reads[first:]:
                 old = self.need(v[first + self.op.reads[first:].index(name)], tensor, "whole")[2]

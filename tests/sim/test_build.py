@@ -75,3 +75,60 @@ def test_kv_heads_fewer_than_ranks_replicate():
     schedule = build(replace(GQA, kv_heads=1), Strategy(sp=4, chunk=32), 64)
     lint(schedule)
     assert schedule.regions["fwd"].buffers["kv.0"].shape == (32, 2, 1, 16)
+
+
+def test_what_is_saved_is_on_the_host_and_nothing_else():
+    """Bytes a token and layer: x; and o, lse; and q, k, v; and h, gate and up. Recompute needs room for one layer, not for each."""
+    m, seq = model("llama3-8b", layers=2), 262144
+    x, o, qkv, ffn = 2 * m.hidden, 2 * m.q_dim + 4 * m.heads, 2 * (m.q_dim + 2 * m.kv_dim), 2 * (m.hidden + 2 * m.ffn)
+    for save, per_token in (("input", x), ("o", x + o), ("qkvo", x + o + qkv), ("all", x + o + qkv + ffn)):
+        schedule = build(m, Strategy(sp=4, chunk=65536, save=save), seq)
+        assert schedule.stride["host"] == seq * per_token // 4
+    assert schedule.shared["host"] == 0
+
+
+@pytest.mark.parametrize("save, kinds", [("all", set()), ("qkvo", {"proj"}), ("o", {"proj", "qkv"}), ("input", {"proj", "qkv", "attn"})])
+def test_backward_recomputes_what_was_not_saved(save, kinds):
+    schedule = build(GQA, Strategy(chunk=16, save=save), 80)
+    assert {op.kind for op in schedule.regions["bwd"].ops} & {"proj", "qkv", "attn", "ffn"} == kinds
+    lint(schedule)
+
+
+def walked(**settings):
+    schedule = build(GQA, Strategy(chunk=16, **settings), 80)
+    lint(schedule)
+    return schedule
+
+
+def test_orders_of_backward():
+    """u = 5. Pairs as walked; dq and dkv of a chunk are used as soon as they are final."""
+    up, down, outer = ([op.id[4:] for op in walked(order=order).regions["bwd"].ops if op.kind in ("attn_bwd", "q_bwd", "kv_bwd")] for order in ("query-up", "query-down", "kv-outer"))
+    assert up[:4] == ["attn_bwd[0,0]", "q_bwd[0]", "attn_bwd[1,0]", "attn_bwd[1,1]"] and up[-5:] == [f"kv_bwd[{j}]" for j in range(5)]
+    assert down[:8] == [f"attn_bwd[4,{j}]" for j in range(5)] + ["q_bwd[4]", "kv_bwd[4]", "attn_bwd[3,0]"]
+    assert outer[:8] == [f"attn_bwd[{i},0]" for i in range(5)] + ["q_bwd[0]", "kv_bwd[0]", "attn_bwd[1,1]"]
+
+
+def test_alternating_rows_leave_more_chunks_in_their_slots():
+    """Reloads of KV in backward, u = 5 and two slots: all 15 pairs; or without the chunks that the row before left."""
+    def reloads(**settings):
+        return sum(op.id.startswith("bwd.reload.kv[") for op in walked(**settings).regions["bwd"].ops)
+
+    assert reloads() == reloads(rows="alternating") == 15
+    assert reloads(skip_resident=True) < 15 and reloads(skip_resident=True, rows="alternating") <= 11
+
+
+@pytest.mark.parametrize("order, sums", [("query-up", "dkv"), ("query-down", "dkv"), ("kv-outer", "dq")])
+def test_accumulators_rest_where_they_are_told(order, sums):
+    """On the host they take two slots of HBM, whatever the number of chunks, and never go out twice without coming back between."""
+    for accum, space in (("hbm", "hbm"), ("host", "host")):
+        buffers = walked(order=order, accum=accum).regions["bwd"].buffers.values()
+        assert {b.space for b in buffers if b.role == sums and b.life == "value"} == {space}
+    assert sum(b.role == sums and b.space == "hbm" for b in buffers) == 2
+
+
+def test_slack_gives_space_away_for_waits():
+    """The plan with slack is never larger; where it is smaller, order was added."""
+    tight, loose = (build(model("llama3-8b"), Strategy(sp=4, chunk=65536, reuse_slack=slack, save="all", order="kv-outer", accum="host"), 1 << 19) for slack in (0, 1))
+    lint(loose)
+    assert loose.shared["hbm"] < tight.shared["hbm"]
+    assert sum(len(op.waits) for r in loose.regions.values() for op in r.ops) > sum(len(op.waits) for r in tight.regions.values() for op in r.ops)

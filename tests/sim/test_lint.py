@@ -17,6 +17,7 @@ from sim.strategy import Strategy
 
 MHA = Model("tiny", "llama", 2, 64, 4, 4, 16, 64, 64)
 GQA = Model("tiny", "llama", 2, 64, 4, 2, 16, 64, 64)
+GPT = Model("tiny", "gpt", 2, 64, 4, 4, 16, 64, 64, rotary=0.25)
 CONFIGS = {
     "P1-slots1": (MHA, Strategy(sp=1, chunk=32, prefetch=1)),
     "P1-slots3": (MHA, Strategy(sp=1, chunk=32, prefetch=3)),
@@ -24,6 +25,9 @@ CONFIGS = {
     "P2-gqa-slots3": (GQA, Strategy(sp=2, chunk=32, prefetch=3)),
     "P2-resident": (GQA, Strategy(sp=2, chunk=32, offload=False)),
     "P2-sync": (GQA, Strategy(sp=2, chunk=32, host_sync="region")),
+    "P2-gpt-kv-outer-input": (GPT, Strategy(sp=2, chunk=48, save="input", order="kv-outer", accum="host")),
+    "P1-query-down-o-alternating": (MHA, Strategy(chunk=48, save="o", order="query-down", rows="alternating", skip_resident=True, accum="host")),
+    "P2-gpt-all-slack": (GPT, Strategy(sp=2, chunk=48, save="all", order="query-down", reuse_slack=4)),
 }
 SEQ = 5 * 32 - 6  # u = 5, the last chunk short
 each = pytest.mark.parametrize("config", CONFIGS)
@@ -95,7 +99,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("config", list(CONFIGS)[:4])
+@pytest.mark.parametrize("config", [*list(CONFIGS)[:4], "P2-gpt-all-slack"])
 def test_mutations(config, kind):
     schedule = made(config)
     counts = agree(Oracle(schedule, most=2), KINDS[kind](schedule))

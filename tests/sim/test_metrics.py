@@ -30,15 +30,17 @@ def test_conventions_differ_by_up_to_2_63_at_2M_tokens():
     assert flops["mfu_palm"] * 4 / 3 / flops["mfu_causal"] == pytest.approx(2.63, abs=0.005)
 
 
-def test_schedule_flops_are_model_flops_and_recompute():
+@pytest.mark.parametrize("save", ("all", "qkvo", "o", "input"))
+@pytest.mark.parametrize("name", ("demo", "gpt-2.7b"))
+def test_schedule_flops_are_model_flops_and_recompute(name, save):
     """What the ops do: causal, flash's fifth product on top, and the recompute that hfu counts."""
     from sim.ops import KINDS
 
-    m, S = model("demo"), 8192
-    schedule = build(m, Strategy(sp=2, chunk=1024), S)
+    m, S = model(name, layers=2), 8192
+    schedule = build(m, Strategy(sp=2, chunk=1024, save=save, order="query-down"), S)
     work = [KINDS[op.kind].work(op, schedule) for region, _ in schedule.order() for op in schedule.regions[region].ops]
     fifth = m.layers * S * S * m.q_dim
-    assert 2 * sum(w.gemm_flops + w.attn_flops for w in work) == pytest.approx(model_flops(m, S, "qkvo")["hfu"] + fifth, rel=1e-3)
+    assert 2 * sum(w.gemm_flops + w.attn_flops for w in work) == pytest.approx(model_flops(m, S, save)["hfu"] + fifth, rel=1e-3)
 
 
 SPANS = [
@@ -140,3 +142,9 @@ def test_a_saved_timeline_says_the_same(tmp_path):
     timeline.save(tmp_path / "t.json")
     assert summary(load(tmp_path / "t.json")) == summary(timeline)
     assert load(tmp_path / "t.json").spans() == timeline.spans()
+
+
+def test_full_recompute_counts_one_more_forward_as_megatron_deepspeed_does():
+    m, S = model("gpt-2.7b"), 1 << 16
+    full, none = (model_flops(m, S, save) for save in ("input", "all"))
+    assert full["mfu_megatron_ds"] == none["mfu_megatron_ds"] * 4 // 3 and none["hfu"] == none["mfu_causal"] == full["mfu_causal"]

@@ -16,7 +16,7 @@ from sim.model import Model
 def losses(model: Model, seq: int, steps: int, seed: int = 0, lr: float = 3e-3, tick: Callable[[], None] = lambda: None) -> list[float]:
     """fp32 losses of `steps` AdamW steps on the same text, weights and learning rate as engine.train."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    weights = {n: w.requires_grad_() for n, w in initial(model, seed).items()}
+    weights = {n: w.requires_grad_() for n, w in initial(model, seed)}
     optimizer, found = torch.optim.AdamW(list(weights.values()), lr=lr), []
     data = stdlib_bytes(steps * seq)
     for tokens_S in data.split(seq):

@@ -34,6 +34,10 @@ class Job:
     """Pace of host copies on CPU, each direction."""
     seed: int = 0
     lr: float = 3e-3
+    zero: int = 0
+    """ZeRO stage of the model states."""
+    clip: float | None = None
+    """Largest global gradient norm."""
     trace_every: int = 2
     """Every how many steps the timeline is taken (0: never); the others give the step time."""
 
@@ -43,6 +47,7 @@ class Run:
     """What one run gave, on rank 0."""
 
     losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
     step_ns: list[int] = field(default_factory=list)
     """Wall time of each step."""
     traces: dict[int, list] = field(default_factory=dict)
@@ -75,7 +80,7 @@ class Session:
         self._backend = CpuBackend(placement(rank, schedule.P), job.link_GBps)
         try:
             self.program = Program(schedule, self._backend, cpu_flash, rank, group)
-            self.trainer = Trainer(self.program, job.seed, job.lr)
+            self.trainer = Trainer(self.program, job.seed, job.lr, job.zero, job.clip)
         except BaseException:
             self._backend.close()
             raise
@@ -89,8 +94,10 @@ class Session:
         self._barrier()
         start = time.perf_counter_ns()
         at = step % self.job.steps * self.seq
-        run.losses.append(self.trainer.step(self._data[at:at + self.seq]))
+        found = self.trainer.step(self._data[at:at + self.seq])
         run.step_ns.append(time.perf_counter_ns() - start)
+        run.losses.append(found.loss)
+        run.grad_norms.append(found.grad_norm)
         if traced:
             run.traces[step] = [(i, layer, stream, s - start, e - start) for i, layer, stream, (s, e) in program.spans]
 

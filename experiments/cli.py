@@ -31,6 +31,7 @@ Offload = Annotated[Optional[bool], typer.Option("--offload/--no-offload", help=
 DemoName = Annotated[str, typer.Argument(metavar="MODEL", help="A name that `fpdt models` lists.")]
 Link = Annotated[Optional[float], typer.Option("--link", metavar="GBPS", help="Paces host copies to this speed, each way.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="bf16 or fp32.")]
+Zero = Annotated[Optional[int], typer.Option("--zero", help="ZeRO stage of the model states: 0 or 3; 3 if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
@@ -137,7 +138,7 @@ def calibrate(
 def compare(
     model: DemoName = "demo", gpus: Gpus = None, layers: Layers = None, seq: Seq = "16K",
     chunk: Annotated[Optional[str], typer.Option("--chunk", help="C in tokens; 2K if not given.")] = None,
-    settings: Settings = [], offload: Offload = None, dtype: Dtype = "fp32", link: Link = None,
+    settings: Settings = [], offload: Offload = None, zero: Zero = None, dtype: Dtype = "fp32", link: Link = None,
     steps: Annotated[int, typer.Option(min=3, help="Training steps: one warms up, then traced and untraced ones in turn.")] = 5,
     machine: Annotated[Optional[str], typer.Option(metavar="FILE", help="What `fpdt calibrate` wrote; calibrates first if not given.")] = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results go.")] = Path("results/compare"),
@@ -147,7 +148,7 @@ def compare(
 
     if chunk is None and not any(setting.startswith("chunk=") for setting in settings):
         chunk = "2K"
-    shapes, strategy = chosen(model, gpus, chunk, layers, settings, offload)
+    shapes, strategy = chosen(model, gpus, chunk, layers, settings, offload, zero)
     computer = machines.machine(machine) if machine else None
     strategy.check(shapes, parse_tokens(seq))
     dtype = one_of_dtypes(dtype)
@@ -165,13 +166,13 @@ def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int
     return build(shapes, strategy, parse_tokens(seq), one_of_dtypes(dtype)), strategy
 
 
-def chosen(model: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None):
+def chosen(model: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, zero: int | None = None):
     """(model, strategy) that the options describe. Raises UserError."""
     from sim.model import model as find
     from sim.strategy import Strategy
 
     tokens = None if chunk is None else parse_tokens(chunk)
-    given = {name: value for name, value in (("sp", gpus), ("chunk", tokens), ("offload", offload)) if value is not None}
+    given = {name: value for name, value in (("sp", gpus), ("chunk", tokens), ("offload", offload), ("zero", zero)) if value is not None}
     for name in given:
         if any(setting.partition("=")[0] == name for setting in settings):
             raise UserError(f"{name} is given twice, by an option of its own and by --set; drop one of them")

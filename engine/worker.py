@@ -1,22 +1,31 @@
 """What one rank does: `python -m engine.worker JOB.json`, under torchrun where there are several.
 
 A job is a list of runs; each trains a model by a schedule for some steps and yields a Run. Rank 0 writes them all to the
-job's `out` as JSON. The same worker serves calibration, comparison and the demo.
+job's `out` as JSON. The same worker serves calibration, comparison and the demo, and a training (see engine.training).
 """
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 from sim import text
-from sim.errors import UserError
+from sim.errors import RankLost, UserError
+from sim.schedule import Schedule
+
+MISTAKE, LOST = "error: ", "lost: "
+"""How a rank's one line on stderr begins."""
+TIMEOUT_S = 45
+"""A collective that takes longer has lost a rank."""
 
 CORES = sorted(os.sched_getaffinity(0))
 """What this process may run on, before it binds itself to a part of them."""
@@ -38,6 +47,8 @@ class Job:
     """ZeRO stage of the model states."""
     clip: float | None = None
     """Largest global gradient norm."""
+    device: str = "cpu"
+    """cpu or cuda."""
     trace_every: int = 2
     """Every how many steps the timeline is taken (0: never); the others give the step time."""
 
@@ -66,20 +77,20 @@ class Session:
     def __init__(self, job: Job, rank: int = 0, group=None) -> None:
         import torch
 
-        from engine.backend.cpu import CpuBackend
         from engine.compile import Program
-        from engine.kernels import cpu_flash
         from engine.text import stdlib_bytes
         from engine.train import Trainer
 
         torch.set_num_threads(1)
         self.job, self.run = job, Run()
+        self.first = 0
+        """Steps done before this session."""
         schedule = text.parse(job.schedule)
         self.seq = schedule.seq
         self._data = stdlib_bytes(job.steps * self.seq)
-        self._backend = CpuBackend(placement(rank, schedule.P), job.link_GBps)
+        self._backend, kernel = backend(job, schedule, rank)
         try:
-            self.program = Program(schedule, self._backend, cpu_flash, rank, group)
+            self.program = Program(schedule, self._backend, kernel, rank, group)
             self.trainer = Trainer(self.program, job.seed, job.lr, job.zero, job.clip)
         except BaseException:
             self._backend.close()
@@ -88,7 +99,7 @@ class Session:
 
     def step(self, traced: bool) -> None:
         """One training step; its loss, time and, if traced, spans are added to self.run."""
-        run, program, step = self.run, self.program, len(self.run.losses)
+        run, program, step = self.run, self.program, self.first + len(self.run.losses)
         program.spans = [] if traced else None
         program.copied_bytes = dict.fromkeys(program.copied_bytes, 0)
         self._barrier()
@@ -109,8 +120,12 @@ class Session:
         self.run.touched_bytes = {s: self.program.arenas.touched_bytes(s) for s in ("hbm", "host")}
         self.run.guards_intact = self.program.arenas.guards_intact()
         self.run.rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        self._backend.close()
+        self.end()
         return self.run
+
+    def end(self) -> None:
+        """Ends the streams."""
+        self._backend.close()
 
 
 def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lambda: None) -> Run:
@@ -132,58 +147,125 @@ def placement(rank: int, world: int) -> dict[str, set[int]]:
     return {"compute": {CORES[0]}} | dict.fromkeys(("comm", "h2d", "d2h", "host"), set(CORES[1:]))
 
 
+def backend(job: Job, schedule: Schedule, rank: int):
+    """(backend, attention kernel) of this rank. Raises UserError where the node has too few GPUs."""
+    if job.device == "cpu":
+        from engine.backend.cpu import CpuBackend
+        from engine.kernels import cpu_flash
+
+        return CpuBackend(placement(rank, schedule.P), job.link_GBps), cpu_flash
+    from engine.backend.cuda import CudaBackend
+    from engine.kernels import cudnn
+
+    check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    if schedule.dtype != "bf16":
+        raise UserError(f"no attention kernel on CUDA takes {schedule.dtype}; use --dtype bf16")
+    return CudaBackend(int(os.environ.get("LOCAL_RANK", 0))), cudnn
+
+
+def check_gpus(ranks: int) -> None:
+    """Raises UserError where this node has fewer GPUs than ranks."""
+    import torch
+
+    if ranks > (have := torch.cuda.device_count()):
+        raise UserError(f"{ranks} ranks want a GPU each, this node has {have}; try --gpus {have}, or more nodes through torchrun")
+
+
 def launch(jobs: list[Job], ranks: int, tick: Callable[[], None] = lambda: None) -> list[Run]:
-    """Runs jobs on `ranks` new processes through torchrun; `tick` is called after each step. Raises UserError with the ranks' own line."""
+    """Runs jobs on `ranks` new processes; `tick` is called after each step. Raises as `start` does."""
     with tempfile.TemporaryDirectory() as folder:
-        job, out = Path(folder, "job.json"), Path(folder, "out.json")
-        job.write_text(json.dumps({"out": str(out), "jobs": [asdict(j) for j in jobs]}))
+        out = Path(folder, "out.json")
+        start({"out": str(out), "jobs": [asdict(j) for j in jobs]}, ranks, lambda line: tick() if line.startswith("tick") else None)
+        return [_run(r) for r in json.loads(out.read_text())]
+
+
+def start(spec: dict, ranks: int, hear: Callable[[str], None]) -> None:
+    """Starts this worker on `ranks` new processes, through torchrun if there are several; `hear` gets each line of rank 0.
+
+    Raises UserError with the ranks' own line, RankLost where one was killed. The ranks end with the caller, and a Ctrl-C is the caller's to hear.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        job, errors = Path(folder, "job.json"), Path(folder, "errors.txt")
+        job.write_text(json.dumps(spec))
         starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else ["-m"]
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        errors = Path(folder, "errors.txt")
         with open(errors, "w") as sink:
-            process = subprocess.Popen([sys.executable, *starter, "engine.worker", str(job)], env=env, stdout=subprocess.PIPE, stderr=sink, text=True)
+            process = subprocess.Popen([sys.executable, *starter, "engine.worker", str(job)], env=env, stdout=subprocess.PIPE, stderr=sink, text=True, start_new_session=True)
         try:
             for line in process.stdout:
-                if line.startswith("tick"):
-                    tick()
-            if process.wait():
-                lines = [line for line in errors.read_text().splitlines() if line.startswith("error: ")]
-                if lines:
-                    raise UserError(lines[0].removeprefix("error: "))
-                raise RuntimeError(f"the ranks ended with {process.returncode}:\n{errors.read_text()[-3000:]}")
+                hear(line)
+            if code := process.wait():
+                raise _failure(code, errors.read_text())
         finally:
             if process.poll() is None:
                 process.terminate()  # torchrun ends its ranks
                 process.wait()
-        return [_run(r) for r in json.loads(out.read_text())]
+
+
+def _failure(code: int, errors: str) -> Exception:
+    """What the ranks ended with."""
+    said = {kind: [line.removeprefix(kind) for line in errors.splitlines() if line.startswith(kind)] for kind in (MISTAKE, LOST)}
+    if said[MISTAKE]:
+        return UserError(said[MISTAKE][0])
+    if said[LOST] or code < 0:
+        return RankLost(said[LOST][0] if said[LOST] else f"the rank was killed by {signal.Signals(-code).name}")
+    return RuntimeError(f"the ranks ended with {code}:\n{errors[-3000:]}")
 
 
 def _run(data: dict) -> Run:
     return Run(**data | {"traces": {int(k): v for k, v in data["traces"].items()}})
 
 
-def main(path: str) -> None:
-    import datetime
+@contextmanager
+def joined(device: str = "cpu"):
+    """(rank, group) of this process among those that torchrun started; (0, None) where there is one.
 
+    Raises RankLost where another rank is gone. Told to stop, which is what torchrun does when a rank is gone, it ends with a line.
+    """
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    signal.signal(signal.SIGTERM, lambda *_: (os.write(2, f"{LOST}rank {rank} was told to stop, as another rank had ended\n".encode()), os._exit(1)))
+    if device == "cpu":
+        os.sched_setaffinity(0, placement(rank, world)["host"])
+    if world == 1:
+        yield rank, None
+        return
     import torch.distributed as dist
 
-    spec = json.loads(Path(path).read_text())
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    os.sched_setaffinity(0, placement(rank, world)["host"])
-    group = None
-    if world > 1:
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-        group = dist.group.WORLD
-    tick = (lambda: print("tick", flush=True)) if rank == 0 else (lambda: None)
+    dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", timeout=timedelta(seconds=TIMEOUT_S))
     try:
-        runs = [run_job(Job(**job), rank, group, tick) for job in spec["jobs"]]
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
-    if rank == 0:
-        Path(spec["out"]).write_text(json.dumps([asdict(r) for r in runs]))
-    if world > 1:
-        dist.destroy_process_group()
+        yield rank, dist.group.WORLD
+    except Exception as error:
+        if _lost(error):
+            raise RankLost(f"rank {rank} lost another rank: {str(error).strip().splitlines()[-1]}") from None
+        raise
+    dist.destroy_process_group()
+
+
+def _lost(error: BaseException) -> bool:
+    """Says whether a collective failed because of another process; gloo has no type for that."""
+    import torch.distributed as dist
+
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(sign in text for sign in ("connection closed by peer", "connection reset", "timed out", "broken pipe"))
+
+
+def main(path: str) -> None:
+    """Exits with 2 on a user's mistake, with 1 where another rank was lost; one line on stderr says which."""
+    spec = json.loads(Path(path).read_text())
+    try:
+        with joined(spec.get("device", "cpu")) as (rank, group):
+            if "training" in spec:
+                from engine.training import Training, train
+
+                train(Training(**spec["training"] | {"job": Job(**spec["training"]["job"])}), rank, group)
+                return
+            tick = (lambda: print("tick", flush=True)) if rank == 0 else (lambda: None)
+            runs = [run_job(Job(**job), rank, group, tick) for job in spec["jobs"]]
+            if rank == 0:
+                Path(spec["out"]).write_text(json.dumps([asdict(r) for r in runs]))
+    except (UserError, RankLost) as error:
+        print(f"{MISTAKE if isinstance(error, UserError) else LOST}{error}", file=sys.stderr, flush=True)
+        os._exit(2 if isinstance(error, UserError) else 1)  # no collective of the others' is waited for
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ imports what it needs when it runs, so that none waits for torch or matplotlib w
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Annotated, NoReturn, Optional
 
 import typer
 
-from sim.errors import UserError, unknown
+from sim.errors import RankLost, UserError, unknown
 from sim.units import parse_bytes, parse_tokens
 
 app = typer.Typer(help=__doc__.split("\n\n")[0], add_completion=False, pretty_exceptions_enable=False)
@@ -158,11 +159,45 @@ def compare(
     compare(shapes, strategy, parse_tokens(seq), dtype, steps=steps, machine=computer, link_GBps=link, out=out, command=command)
 
 
-def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, dtype: str):
+@app.command()
+def train(
+    model: DemoName = "demo", gpus: Gpus = None, layers: Layers = None, seq: Seq = "16K", chunk: Chunk = None,
+    settings: Settings = [], offload: Offload = None, zero: Zero = None,
+    dtype: Annotated[Optional[str], typer.Option("--dtype", help="bf16 or fp32; bf16 on GPUs, fp32 on CPU if not given.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the whole training, those of earlier runs included.")] = 20,
+    lr: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 3e-3,
+    clip: Annotated[Optional[float], typer.Option(min=0, help="Largest global gradient norm; not clipped if not given.")] = None,
+    checkpoint: Annotated[Optional[Path], typer.Option(metavar="FOLDER", help="Where checkpoints go; the last two are kept.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 10,
+    resume: Annotated[bool, typer.Option("--resume", help="Goes on from the newest checkpoint, on any number of ranks.")] = False,
+    log: Annotated[Optional[Path], typer.Option(metavar="FILE", help="A line of JSON a step; steps.jsonl beside the checkpoints if not given.")] = None,
+) -> None:
+    """Trains on the text of Python's standard library: on GPUs where there are any, else on CPU cores. Under torchrun it uses torchrun's ranks."""
+    if resume and not checkpoint:
+        raise UserError("--resume needs the folder to resume from; name it with --checkpoint")
+    world = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else gpus
+    if gpus not in (None, world):
+        raise UserError(f"--gpus {gpus} is not the {world} ranks that torchrun has started; drop it")
+    import torch
+
+    from engine.training import Training
+    from engine.worker import Job
+    from experiments.train import train_command
+    from sim import text
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    host_sync = [] if device == "cuda" or any(setting.startswith("host_sync=") for setting in settings) else ["host_sync=region"]
+    schedule, strategy = built(model, seq, world, chunk, layers, settings + host_sync, offload, dtype or ("bf16" if device == "cuda" else "fp32"), zero)
+    job = Job(text.show(schedule), steps, lr=lr, zero=strategy.zero, clip=clip, device=device)
+    log = log or (checkpoint and checkpoint / "steps.jsonl")
+    train_command(schedule, Training(job, checkpoint and str(checkpoint), every, resume, log and str(log)))
+
+
+def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, dtype: str, zero: int | None = None):
     """(schedule, strategy) that the options describe. Raises UserError."""
     from sim.build.step import build
 
-    shapes, strategy = chosen(model, gpus, chunk, layers, settings, offload)
+    shapes, strategy = chosen(model, gpus, chunk, layers, settings, offload, zero)
     return build(shapes, strategy, parse_tokens(seq), one_of_dtypes(dtype)), strategy
 
 
@@ -209,6 +244,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
         code = typer.main.get_command(app).main(argv, prog_name="fpdt", standalone_mode=False)
     except UserError as error:
         fail(str(error))
+    except RankLost as error:
+        fail(str(error), 1)
+    except KeyboardInterrupt:
+        fail("stopped", 130)
     except typer.TyperException as error:  # a wrong option or argument
         where = getattr(error, "ctx", None)
         fail(f"{error.format_message().rstrip('.')} (see {where.command_path if where else 'fpdt'} --help)")
@@ -217,10 +256,12 @@ def main(argv: list[str] | None = None) -> NoReturn:
     sys.exit(code or 0)
 
 
-def fail(message: str) -> NoReturn:
-    """One line on stderr, exit code 2."""
-    print("fpdt:", " ".join(message.split("\n")), file=sys.stderr)
-    sys.exit(2)
+def fail(message: str, code: int = 2) -> NoReturn:
+    """One line on stderr, and an exit code."""
+    print("fpdt:", " ".join(message.split("\n")), file=sys.stderr, flush=True)
+    if "RANK" in os.environ:
+        os._exit(code)  # of several ranks: no collective of the others' is waited for
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,7 +32,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path, states: States, schedule: Schedule) -> None:
         self.folder, self.states = folder, states
-        self.of = {"model": asdict(schedule.model), "S": schedule.seq, "C": schedule.chunk, "dtype": schedule.dtype}
+        self.of = asdict(schedule.model) | {"S": schedule.seq, "C": schedule.chunk, "dtype": schedule.dtype}
+        """What a checkpoint must agree on; ranks, ZeRO stage and where things are kept may change."""
         self._alone = states.group is None
         self._first = self._alone or states.group.rank() == 0
 
@@ -55,7 +58,8 @@ class Checkpoints:
             part.mkdir(parents=True)
             (part / "of.json").write_text(json.dumps(self.of, indent=1) + "\n")
         self._wait()
-        dcp.save(self._state(step), checkpoint_id=part, process_group=self.states.group, no_dist=self._alone)
+        with _quiet():
+            dcp.save(self._state(step), checkpoint_id=part, process_group=self.states.group, no_dist=self._alone)
         if self._first:
             part.rename(whole)
             for old in steps(self.folder)[:-KEPT]:
@@ -66,8 +70,7 @@ class Checkpoints:
         of = json.loads((path / "of.json").read_text())
         for what, mine in self.of.items():
             if of.get(what) != mine:
-                then, now = (m["name"] if what == "model" and of[what]["name"] != mine["name"] else m for m in (of.get(what), mine))
-                raise UserError(f"{path} is a checkpoint of {what} {then}, not of {now}; resume with what it was trained with, or name another folder")
+                raise UserError(f"{path} is a checkpoint of another training: {what}={of.get(what)}, not {mine}; resume what it is of, or name another folder")
 
     def _state(self, step: int) -> dict:
         model, optimizer = get_state_dict(self.states.model, self.states.optimizer)
@@ -75,7 +78,8 @@ class Checkpoints:
 
     def _load(self, path: Path) -> int:
         state = self._state(0)
-        dcp.load(state, checkpoint_id=path, process_group=self.states.group, no_dist=self._alone)
+        with _quiet():
+            dcp.load(state, checkpoint_id=path, process_group=self.states.group, no_dist=self._alone)
         set_state_dict(self.states.model, self.states.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         torch.set_rng_state(state["rng"]["cpu"])
         return state["step"]
@@ -95,6 +99,14 @@ def clean(folder: Path) -> None:
     """Removes what killed saves left behind."""
     for part in folder.glob("step-*" + PART):
         shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def _quiet():
+    """Without DCP's warning that one process is one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _at(folder: Path, step: int) -> Path:

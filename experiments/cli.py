@@ -246,13 +246,11 @@ def main(argv: list[str] | None = None) -> NoReturn:
         fail(str(error))
     except RankLost as error:
         fail(str(error), 1)
-    except KeyboardInterrupt:
-        fail("stopped", 130)
     except typer.TyperException as error:  # a wrong option or argument
         where = getattr(error, "ctx", None)
         fail(f"{error.format_message().rstrip('.')} (see {where.command_path if where else 'fpdt'} --help)")
-    except typer.Abort:
-        sys.exit(130)
+    except typer.Abort:  # Ctrl-C
+        fail("stopped", 130)
     sys.exit(code or 0)
 
 

@@ -21,6 +21,9 @@ from sim.units import parse_bytes, parse_tokens
 
 app = typer.Typer(help=__doc__.split("\n\n")[0], add_completion=False, pretty_exceptions_enable=False)
 
+STOPPED = 130
+"""Exit code after Ctrl-C or SIGTERM."""
+
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A name that `fpdt models` lists.")]
 MachineName = Annotated[str, typer.Option("--machine", help="A name that `fpdt machines` lists, or a machine's JSON file.")]
 Gpus = Annotated[Optional[int], typer.Option("--gpus", help="P, the ranks that share the sequence; 1 if not given.")]
@@ -249,8 +252,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except typer.TyperException as error:  # a wrong option or argument
         where = getattr(error, "ctx", None)
         fail(f"{error.format_message().rstrip('.')} (see {where.command_path if where else 'fpdt'} --help)")
-    except typer.Abort:  # Ctrl-C
-        fail("stopped", 130)
+    except typer.Abort:
+        code = STOPPED
+    if code == STOPPED:  # typer's own for Ctrl-C
+        fail("stopped", code)
     sys.exit(code or 0)
 
 

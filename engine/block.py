@@ -29,7 +29,7 @@ class _BlockFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, block: "Block", x_TC: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         y_TC = torch.empty_like(x_TC)
-        block.program.run("fwd", block.layer, {"x": x_TC, "y": y_TC, **dict(zip(block.names, weights))})
+        block.program.run("fwd", block.layer, {"x": x_TC, "y": y_TC, **cast(block.names, weights, x_TC.dtype)})
         block.program.join()
         ctx.block = block
         ctx.saved = _Saved()
@@ -44,7 +44,7 @@ class _BlockFunction(torch.autograd.Function):
         ctx.saved.used = True
         block = ctx.block
         weights, kept = ctx.saved_tensors[:len(block.names)], ctx.saved_tensors[len(block.names):]
-        arguments = dict(zip(block.names, weights)) | dict(zip(("x",), kept))
+        arguments = cast(block.names, weights, dy_TC.dtype) | dict(zip(("x",), kept))
         grads = {f"d{n}": torch.empty(w.shape, dtype=torch.float32, device=w.device) for n, w in zip(block.names, weights)}
         dx_TC = torch.empty_like(dy_TC)
         block.program.run("bwd", block.layer, {"dy": dy_TC.contiguous(), "dx": dx_TC, **arguments, **grads})
@@ -54,7 +54,7 @@ class _BlockFunction(torch.autograd.Function):
 
 
 class Block(nn.Module):
-    """x_TC -> y_TC of this rank's tokens [S/P, hidden], in chunk order. Weights as sim.model names them."""
+    """x_TC -> y_TC of this rank's tokens [S/P, hidden], in chunk order. Weights as sim.model names them, of any dtype: x's is used."""
 
     def __init__(self, program: Program, layer: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -80,8 +80,13 @@ class Block(nn.Module):
         return _BlockFunction.apply(self, x_TC.contiguous(), *weights)
 
 
-def init(name: str, shape: tuple[int, ...], layers: int) -> torch.Tensor:
+def cast(names: tuple[str, ...], weights, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Weights by name in a dtype; those that have it are taken as they are."""
+    return {name: w.to(dtype) for name, w in zip(names, weights)}
+
+
+def init(name: str, shape: tuple[int, ...], layers: int, generator: torch.Generator | None = None) -> torch.Tensor:
     """fp32 weights: ones for norms, zeros for biases, N(0, 0.02) for matmuls, smaller by sqrt(2 layers) where they end a residual branch."""
     if len(shape) == 1:
         return torch.zeros(shape) if name.startswith("b") else torch.ones(shape)
-    return torch.randn(shape) * 0.02 / ((2 * layers) ** 0.5 if name in ("Wo", "Wd") else 1)
+    return torch.randn(shape, generator=generator) * 0.02 / ((2 * layers) ** 0.5 if name in ("Wo", "Wd") else 1)

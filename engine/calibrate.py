@@ -120,6 +120,7 @@ def launch_ns(schedule: Schedule, tries: int = 3) -> float:
     """Host time to issue one op: the issue loop of a tiny forward, per op."""
     import torch
 
+    from engine.arenas import DTYPES
     from engine.backend.cpu import CpuBackend
     from engine.compile import Program
     from engine.kernels import cpu_flash
@@ -129,8 +130,8 @@ def launch_ns(schedule: Schedule, tries: int = 3) -> float:
     try:
         program = Program(schedule, backend, cpu_flash)
         block = LanguageModel(program).blocks[0]
-        x = torch.zeros(schedule.seq, schedule.model.hidden, dtype=block.Wq.dtype)
-        arguments = {"x": x, "y": torch.empty_like(x), **{n: block.get_parameter(n).detach() for n in block.names}}
+        x = torch.zeros(schedule.seq, schedule.model.hidden, dtype=DTYPES[schedule.dtype])
+        arguments = {"x": x, "y": torch.empty_like(x), **{n: block.get_parameter(n).detach().to(x.dtype) for n in block.names}}
         spent = []
         for _ in range(tries):
             start = time.perf_counter_ns()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from types import ModuleType
 
 import torch
@@ -64,6 +65,16 @@ class Program:
             if op.id in self._recorded[region]:
                 events[op.id] = stream.record()
         self._previous = (region, events)
+
+    @contextmanager
+    def external(self, name: str):
+        """What the caller does inside is `ext.NAME` in the spans."""
+        if self.spans is None:
+            yield
+            return
+        self.spans.append((f"ext.{name}", 0, "external", []))
+        with self.backend.timed(self.spans[-1][3]):
+            yield
 
     def join(self) -> None:
         """What the caller does next comes after everything issued."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.block import init
+from engine.block import cast, init
 from engine.compile import Program
 from sim.errors import UserError
 
@@ -15,7 +15,7 @@ class _LossFunction(torch.autograd.Function):
         loss = torch.empty(1, dtype=torch.float32, device=x_TC.device)
         grads = {f"d{n}": torch.empty(w.shape, dtype=torch.float32, device=w.device) for n, w in zip(head.names, weights)}
         dx_TC = torch.empty_like(x_TC)
-        arguments = {"x": x_TC, "label": label_T, "dx": dx_TC, "loss": loss, **dict(zip(head.names, weights)), **grads}
+        arguments = {"x": x_TC, "label": label_T, "dx": dx_TC, "loss": loss, **cast(head.names, weights, x_TC.dtype), **grads}
         head.program.run("loss", head.program.schedule.layers - 1, arguments)
         head.program.join()
         ctx.save_for_backward(dx_TC, *(g.to(w.dtype) for g, w in zip(grads.values(), weights)))

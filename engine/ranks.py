@@ -1,12 +1,15 @@
-"""Ranks: worker processes that stay for several lists of jobs, started through torchrun.
+"""Ranks: worker processes on this machine, started through torchrun where there are several.
 
     with Ranks(2) as ranks:
         runs = ranks.do(jobs, tick)
+
+    start(training, 2, hear)
 """
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,59 +17,98 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from engine.worker import Job, Run
-from sim.errors import UserError
+from engine.training import Training
+from engine.worker import LOST, MISTAKE, Job, Run
+from sim.errors import RankLost, UserError
+
+END_S = 30
+"""Told to end, ranks have this long."""
 
 
 class Ranks:
-    """P worker processes of this machine. They end with the block, with an error of any of them, or with this process."""
+    """P worker processes that stay for several lists of jobs. They end with the block, with an error of any of them, or with this process."""
 
-    def __init__(self, P: int) -> None:
+    def __init__(self, P: int, device: str = "cpu") -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._sent = 0
-        self._errors = Path(self._folder.name, "errors.txt")
-        starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(P), "-m"] if P > 1 else ["-m"]
-        env = os.environ | {"OMP_NUM_THREADS": "1", "FPDT_SENDER": str(os.getpid()), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        with open(self._errors, "w") as sink:
-            command = [sys.executable, *starter, "engine.worker", self._folder.name]
-            self._process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=sink, text=True)
+        self._workers = _Workers(Path(self._folder.name), P, device, Path(self._folder.name, "errors.txt"))
 
     def do(self, jobs: list[Job], tick: Callable[[], None] = lambda: None) -> list[Run]:
-        """Runs jobs one after the other; `tick` is called after each step. Raises UserError with a rank's own line."""
-        number = self._send(jobs)
-        for line in self._process.stdout:
+        """Runs jobs one after the other; `tick` is called after each step. Raises UserError with a rank's own line, RankLost where one was killed."""
+        self._send(jobs)
+        for line in self._workers.lines:
             if line.startswith("tick"):
                 tick()
             if line.startswith("done"):
-                return [_run(r) for r in json.loads(Path(self._folder.name, f"{number}.out").read_text())]
-        self._process.wait()
-        errors = self._errors.read_text()
-        for line in errors.splitlines():
-            if line.startswith("error: "):
-                raise UserError(line.removeprefix("error: "))
-        raise RuntimeError(f"the ranks ended with {self._process.returncode}:\n{errors[-3000:]}")
+                return [_run(r) for r in json.loads(Path(self._folder.name, f"{self._sent - 1}.out").read_text())]
+        raise self._workers.failure()
 
-    def _send(self, jobs: list[Job]) -> int:
+    def _send(self, jobs: list[Job]) -> None:
         path = Path(self._folder.name, f"{self._sent}.json")
         part = path.with_suffix(".part")
         part.write_text(json.dumps([asdict(job) for job in jobs]))
         part.replace(path)
         self._sent += 1
-        return self._sent - 1
 
     def __enter__(self) -> "Ranks":
         return self
 
     def __exit__(self, kind, *_) -> None:
-        if kind is None and self._process.poll() is None:
+        if kind is None:
             self._send([])
-        else:
-            self._process.terminate()  # torchrun ends its ranks
+        self._workers.end(kindly=kind is None)
+        self._folder.cleanup()
+
+
+def start(training: Training, P: int, hear: Callable[[str], None]) -> None:
+    """A training on P new ranks; `hear` gets each line of rank 0. Raises as Ranks.do does."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = Path(folder, "job.json")
+        job.write_text(json.dumps(asdict(training)))
+        workers = _Workers(job, P, training.job.device, Path(folder, "errors.txt"))
         try:
-            self._process.wait(timeout=30)
+            for line in workers.lines:
+                hear(line)
+            if failure := workers.failure():
+                raise failure
+        finally:
+            workers.end(kindly=False)
+
+
+class _Workers:
+    """The processes. A Ctrl-C is the caller's to hear, so they have a session of their own."""
+
+    def __init__(self, job: Path, P: int, device: str, errors: Path) -> None:
+        starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(P), "-m"] if P > 1 else ["-m"]
+        env = os.environ | {"OMP_NUM_THREADS": "1", "FPDT_SENDER": str(os.getpid()), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        command = [sys.executable, *starter, "engine.serve", str(job), device]
+        self._errors = errors
+        with open(errors, "w") as sink:
+            self._process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=sink, text=True, start_new_session=True)
+        self.lines = self._process.stdout
+        """What rank 0 prints."""
+
+    def failure(self) -> Exception | None:
+        """Waits for the end; what it came to, if not to success."""
+        code, errors = self._process.wait(), self._errors.read_text()
+        if not code:
+            return None
+        said = {kind: [line.removeprefix(kind) for line in errors.splitlines() if line.startswith(kind)] for kind in (MISTAKE, LOST)}
+        if said[MISTAKE]:
+            return UserError(said[MISTAKE][0])
+        if said[LOST] or code < 0:
+            return RankLost(said[LOST][0] if said[LOST] else f"the rank was killed by {signal.Signals(-code).name}")
+        return RuntimeError(f"the ranks ended with {code}:\n{errors[-3000:]}")
+
+    def end(self, kindly: bool) -> None:
+        """Waits for the processes, or tells them to end (torchrun ends its ranks)."""
+        if not kindly and self._process.poll() is None:
+            self._process.terminate()
+        try:
+            self._process.wait(timeout=END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        self._folder.cleanup()
+            self._process.wait()
 
 
 def _run(data: dict) -> Run:

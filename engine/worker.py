@@ -1,20 +1,25 @@
-"""What one rank does: `python -m engine.worker FOLDER`, under torchrun where there are several.
+"""What one rank does with a job: train a model by a schedule for some steps, and yield a Run.
 
-Lists of jobs arrive as files in the folder (see engine.ranks); each job trains a model by a schedule for some steps and yields
-a Run, which rank 0 writes beside them. The same worker serves calibration, comparison and the demo.
+The same worker serves calibration, comparison, the demo and training; engine.serve is the process around it.
 """
 from __future__ import annotations
 
-import json
 import os
-import sys
+import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
 
 from sim import text
-from sim.errors import UserError
+from sim.errors import RankLost, UserError
+from sim.schedule import Schedule
+
+MISTAKE, LOST = "error: ", "lost: "
+"""How a rank's one line on stderr begins: a user's mistake, another rank that is gone."""
+TIMEOUT_S = 45
+"""A collective that takes longer has lost a rank."""
 
 CORES = sorted(os.sched_getaffinity(0))
 """What this process may run on, before it binds itself to a part of them."""
@@ -34,6 +39,12 @@ class Job:
     lr: float = 3e-3
     last_update: bool = True
     """Whether the last step ends in an update; without, its loss is all that it gives."""
+    zero: int = 0
+    """ZeRO stage of the model states."""
+    clip: float | None = None
+    """Largest global gradient norm."""
+    device: str = "cpu"
+    """cpu or cuda."""
     trace_every: int = 2
     """Every how many steps the timeline is taken (0: never); the others give the step time."""
 
@@ -43,6 +54,7 @@ class Run:
     """What one run gave, on rank 0."""
 
     losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
     step_ns: list[int] = field(default_factory=list)
     """Wall time of each step."""
     traces: dict[int, list] = field(default_factory=dict)
@@ -61,21 +73,21 @@ class Session:
     def __init__(self, job: Job, rank: int = 0, group=None) -> None:
         import torch
 
-        from engine.backend.cpu import CpuBackend
         from engine.compile import Program
-        from engine.kernels import cpu_flash
         from engine.text import stdlib_bytes
         from engine.train import Trainer
 
         torch.set_num_threads(1)
         self.job, self.run = job, Run()
+        self.first = 0
+        """Steps done before this session."""
         schedule = text.parse(job.schedule)
         self.seq = schedule.seq
         self._data = stdlib_bytes(job.steps * self.seq)
-        self._backend = CpuBackend(placement(rank, schedule.P), job.link_GBps)
+        self._backend, kernel = backend(job, schedule, rank)
         try:
-            self.program = Program(schedule, self._backend, cpu_flash, rank, group)
-            self.trainer = Trainer(self.program, job.seed, job.lr)
+            self.program = Program(schedule, self._backend, kernel, rank, group)
+            self.trainer = Trainer(self.program, job.seed, job.lr, job.zero, job.clip)
         except BaseException:
             self._backend.close()
             raise
@@ -83,15 +95,17 @@ class Session:
 
     def step(self, traced: bool) -> None:
         """One training step; its loss, time and, if traced, spans are added to self.run."""
-        run, program, step = self.run, self.program, len(self.run.losses)
+        run, program, step = self.run, self.program, self.first + len(self.run.losses)
         program.spans = [] if traced else None
         program.copied_bytes = dict.fromkeys(program.copied_bytes, 0)
         self._barrier()
         start = time.perf_counter_ns()
         at = step % self.job.steps * self.seq
         update = self.job.last_update or step < self.job.steps - 1
-        run.losses.append(self.trainer.step(self._data[at:at + self.seq], update))
+        found = self.trainer.step(self._data[at:at + self.seq], update)
         run.step_ns.append(time.perf_counter_ns() - start)
+        run.losses.append(found.loss)
+        run.grad_norms.append(found.grad_norm)
         if traced:
             run.traces[step] = [(i, layer, stream, s - start, e - start) for i, layer, stream, (s, e) in program.spans]
 
@@ -103,8 +117,12 @@ class Session:
         self.run.touched_bytes = {s: self.program.arenas.touched_bytes(s) for s in ("hbm", "host")}
         self.run.guards_intact = self.program.arenas.guards_intact()
         self.run.rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        self._backend.close()
+        self.end()
         return self.run
+
+    def end(self) -> None:
+        """Ends the streams."""
+        self._backend.close()
 
 
 def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lambda: None) -> Run:
@@ -126,43 +144,58 @@ def placement(rank: int, world: int) -> dict[str, set[int]]:
     return {"compute": {CORES[0]}} | dict.fromkeys(("comm", "h2d", "d2h", "host"), set(CORES[1:]))
 
 
-def main(folder: str) -> None:
-    import datetime
+def backend(job: Job, schedule: Schedule, rank: int):
+    """(backend, attention kernel) of this rank. Raises UserError where the node has too few GPUs."""
+    if job.device == "cpu":
+        from engine.backend.cpu import CpuBackend
+        from engine.kernels import cpu_flash
 
+        return CpuBackend(placement(rank, schedule.P), job.link_GBps), cpu_flash
+    from engine.backend.cuda import CudaBackend
+    from engine.kernels import cudnn
+
+    check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    if schedule.dtype != "bf16":
+        raise UserError(f"no attention kernel on CUDA takes {schedule.dtype}; use --dtype bf16")
+    return CudaBackend(int(os.environ.get("LOCAL_RANK", 0))), cudnn
+
+
+def check_gpus(ranks: int) -> None:
+    """Raises UserError where this node has fewer GPUs than ranks."""
+    import torch
+
+    if ranks > (have := torch.cuda.device_count()):
+        raise UserError(f"{ranks} ranks want a GPU each, this node has {have}; try --gpus {have}, or more nodes through torchrun")
+
+
+@contextmanager
+def joined(device: str = "cpu"):
+    """(rank, group) of this process among those that torchrun started; (0, None) where there is one.
+
+    Raises RankLost where another rank is gone. Told to stop, which is what torchrun does when a rank is gone, it ends with a line.
+    """
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    signal.signal(signal.SIGTERM, lambda *_: (os.write(2, f"{LOST}rank {rank} was told to stop, as another rank had ended\n".encode()), os._exit(1)))
+    if device == "cpu":
+        os.sched_setaffinity(0, placement(rank, world)["host"])
+    if world == 1:
+        yield rank, None
+        return
     import torch.distributed as dist
 
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    os.sched_setaffinity(0, placement(rank, world)["host"])
-    group = None
-    if world > 1:
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-        group = dist.group.WORLD
-    tick = (lambda: print("tick", flush=True)) if rank == 0 else (lambda: None)
-    number = 0
+    dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", timeout=timedelta(seconds=TIMEOUT_S))
     try:
-        while jobs := _next(Path(folder), number):
-            runs = [run_job(job, rank, group, tick) for job in jobs]
-            if rank == 0:
-                out = Path(folder, f"{number}.out")
-                out.write_text(json.dumps([asdict(r) for r in runs]))
-                print("done", flush=True)
-            number += 1
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
-    if world > 1:
-        dist.destroy_process_group()
+        yield rank, dist.group.WORLD
+    except Exception as error:
+        if _lost(error):
+            raise RankLost(f"rank {rank} lost another rank: {str(error).strip().splitlines()[-1]}") from None
+        raise
+    dist.destroy_process_group()
 
 
-def _next(folder: Path, number: int) -> list[Job]:
-    """The next list of jobs once it is there; an empty one ends the worker, as does the end of whoever sends them."""
-    path, sender = folder / f"{number}.json", int(os.environ["FPDT_SENDER"])
-    while not path.exists():
-        if not Path(f"/proc/{sender}").exists():
-            return []
-        time.sleep(0.02)
-    return [Job(**job) for job in json.loads(path.read_text())]
+def _lost(error: BaseException) -> bool:
+    """Says whether a collective failed because of another process; gloo has no type for that."""
+    import torch.distributed as dist
 
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(sign in text for sign in ("connection closed by peer", "connection reset", "timed out", "broken pipe"))

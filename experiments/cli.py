@@ -8,6 +8,7 @@ imports what it needs when it runs, so that none waits for torch or matplotlib w
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -15,10 +16,13 @@ from typing import Annotated, NoReturn, Optional
 
 import typer
 
-from sim.errors import UserError, unknown
+from sim.errors import RankLost, UserError, unknown
 from sim.units import parse_bytes, parse_tokens
 
 app = typer.Typer(help=__doc__.split("\n\n")[0], add_completion=False, pretty_exceptions_enable=False)
+
+STOPPED = 130
+"""Exit code after Ctrl-C or SIGTERM."""
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A name that `fpdt models` lists.")]
 MachineName = Annotated[str, typer.Option("--machine", help="A name that `fpdt machines` lists, or a machine's JSON file.")]
@@ -31,6 +35,7 @@ Offload = Annotated[Optional[bool], typer.Option("--offload/--no-offload", help=
 DemoName = Annotated[str, typer.Argument(metavar="MODEL", help="A name that `fpdt models` lists.")]
 Link = Annotated[Optional[float], typer.Option("--link", metavar="GBPS", help="Paces host copies to this speed, each way.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="bf16 or fp32.")]
+Zero = Annotated[Optional[int], typer.Option("--zero", help="ZeRO stage of the model states: 0 or 3; 3 if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
@@ -137,7 +142,7 @@ def calibrate(
 def compare(
     model: DemoName = "demo", gpus: Gpus = None, layers: Layers = None, seq: Seq = "16K",
     chunk: Annotated[Optional[str], typer.Option("--chunk", help="C in tokens; 2K if not given.")] = None,
-    settings: Settings = [], offload: Offload = None, dtype: Dtype = "fp32", link: Link = None,
+    settings: Settings = [], offload: Offload = None, zero: Zero = None, dtype: Dtype = "fp32", link: Link = None,
     steps: Annotated[int, typer.Option(min=3, help="Training steps: one warms up, then traced and untraced ones in turn.")] = 5,
     machine: Annotated[Optional[str], typer.Option(metavar="FILE", help="What `fpdt calibrate` wrote; calibrates first if not given.")] = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results go.")] = Path("results/compare"),
@@ -147,7 +152,7 @@ def compare(
 
     if chunk is None and not any(setting.startswith("chunk=") for setting in settings):
         chunk = "2K"
-    shapes, strategy = chosen(model, gpus, chunk, layers, settings, offload)
+    shapes, strategy = chosen(model, gpus, chunk, layers, settings, offload, zero)
     computer = machines.machine(machine) if machine else None
     strategy.check(shapes, parse_tokens(seq))
     dtype = one_of_dtypes(dtype)
@@ -157,21 +162,55 @@ def compare(
     compare(shapes, strategy, parse_tokens(seq), dtype, steps=steps, machine=computer, link_GBps=link, out=out, command=command)
 
 
-def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, dtype: str):
+@app.command()
+def train(
+    model: DemoName = "demo", gpus: Gpus = None, layers: Layers = None, seq: Seq = "16K", chunk: Chunk = None,
+    settings: Settings = [], offload: Offload = None, zero: Zero = None,
+    dtype: Annotated[Optional[str], typer.Option("--dtype", help="bf16 or fp32; bf16 on GPUs, fp32 on CPU if not given.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the whole training, those of earlier runs included.")] = 20,
+    lr: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 3e-3,
+    clip: Annotated[Optional[float], typer.Option(min=0, help="Largest global gradient norm; not clipped if not given.")] = None,
+    checkpoint: Annotated[Optional[Path], typer.Option(metavar="FOLDER", help="Where checkpoints go; the last two are kept.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 10,
+    resume: Annotated[bool, typer.Option("--resume", help="Goes on from the newest checkpoint, on any number of ranks.")] = False,
+    log: Annotated[Optional[Path], typer.Option(metavar="FILE", help="A line of JSON a step; steps.jsonl beside the checkpoints if not given.")] = None,
+) -> None:
+    """Trains on the text of Python's standard library: on GPUs where there are any, else on CPU cores. Under torchrun it uses torchrun's ranks."""
+    if resume and not checkpoint:
+        raise UserError("--resume needs the folder to resume from; name it with --checkpoint")
+    world = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else gpus
+    if gpus not in (None, world):
+        raise UserError(f"--gpus {gpus} is not the {world} ranks that torchrun has started; drop it")
+    import torch
+
+    from engine.training import Training
+    from engine.worker import Job
+    from experiments.train import train_command
+    from sim import text
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    host_sync = [] if device == "cuda" or any(setting.startswith("host_sync=") for setting in settings) else ["host_sync=region"]
+    schedule, strategy = built(model, seq, world, chunk, layers, settings + host_sync, offload, dtype or ("bf16" if device == "cuda" else "fp32"), zero)
+    job = Job(text.show(schedule), steps, lr=lr, zero=strategy.zero, clip=clip, device=device)
+    log = log or (checkpoint and checkpoint / "steps.jsonl")
+    train_command(schedule, Training(job, checkpoint and str(checkpoint), every, resume, log and str(log)))
+
+
+def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, dtype: str, zero: int | None = None):
     """(schedule, strategy) that the options describe. Raises UserError."""
     from sim.build.step import build
 
-    shapes, strategy = chosen(model, gpus, chunk, layers, settings, offload)
+    shapes, strategy = chosen(model, gpus, chunk, layers, settings, offload, zero)
     return build(shapes, strategy, parse_tokens(seq), one_of_dtypes(dtype)), strategy
 
 
-def chosen(model: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None):
+def chosen(model: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, zero: int | None = None):
     """(model, strategy) that the options describe. Raises UserError."""
     from sim.model import model as find
     from sim.strategy import Strategy
 
     tokens = None if chunk is None else parse_tokens(chunk)
-    given = {name: value for name, value in (("sp", gpus), ("chunk", tokens), ("offload", offload)) if value is not None}
+    given = {name: value for name, value in (("sp", gpus), ("chunk", tokens), ("offload", offload), ("zero", zero)) if value is not None}
     for name in given:
         if any(setting.partition("=")[0] == name for setting in settings):
             raise UserError(f"{name} is given twice, by an option of its own and by --set; drop one of them")
@@ -208,18 +247,24 @@ def main(argv: list[str] | None = None) -> NoReturn:
         code = typer.main.get_command(app).main(argv, prog_name="fpdt", standalone_mode=False)
     except UserError as error:
         fail(str(error))
+    except RankLost as error:
+        fail(str(error), 1)
     except typer.TyperException as error:  # a wrong option or argument
         where = getattr(error, "ctx", None)
         fail(f"{error.format_message().rstrip('.')} (see {where.command_path if where else 'fpdt'} --help)")
     except typer.Abort:
-        sys.exit(130)
+        code = STOPPED
+    if code == STOPPED:  # typer's own for Ctrl-C
+        fail("stopped", code)
     sys.exit(code or 0)
 
 
-def fail(message: str) -> NoReturn:
-    """One line on stderr, exit code 2."""
-    print("fpdt:", " ".join(message.split("\n")), file=sys.stderr)
-    sys.exit(2)
+def fail(message: str, code: int = 2) -> NoReturn:
+    """One line on stderr, and an exit code."""
+    print("fpdt:", " ".join(message.split("\n")), file=sys.stderr, flush=True)
+    if "RANK" in os.environ:
+        os._exit(code)  # of several ranks: no collective of the others' is waited for
+    sys.exit(code)
 
 
 if __name__ == "__main__":

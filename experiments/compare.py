@@ -58,7 +58,7 @@ def compare(
     summary.json. Raises UserError where the plan does not fit this machine.
     """
     console = console or Console()
-    strategy = strategy.replace(host_sync="region", zero=0)
+    strategy = strategy.replace(host_sync="region")
     schedule = build(model, strategy, seq, dtype)
     lint(schedule)
     check_memory(schedule, strategy, calibrate.memory_bytes())
@@ -76,7 +76,7 @@ def compare(
         predicted.meta |= {"source": "predicted", "provenance": calibrate.provenance(), "command": command}
         predicted.save(out / "predicted.json")
         task = bar.add_task(f"train {model.name}, S={show_tokens(schedule.seq)}, {schedule.P} ranks", total=steps)
-        run, = ranks.do([Job(text.show(schedule), steps=steps, link_GBps=link_GBps)], lambda: bar.advance(task))
+        run, = ranks.do([Job(text.show(schedule), steps=steps, link_GBps=link_GBps, zero=strategy.zero)], lambda: bar.advance(task))
         plain = None
         if reference:
             whole = build(model, strategy.replace(chunk=schedule.seq, offload=False), seq, dtype)
@@ -183,7 +183,7 @@ def summary_json(c: Comparison, command: str) -> dict:
         "provenance": {"machine": calibrate.provenance(), "command": command, "schedule": text.digest(c.schedule)},
         "rows": [{"what": w, "predicted": p, "measured": m, "unit": u, "signed_error": signed(p, m, u)} for w, p, m, u in rows(c)],
         "predicted": summary(c.predicted), "measured": summary(c.measured),
-        "losses": c.run.losses, "unchunked_losses": c.reference, "step_s": [ns / 1e9 for ns in c.run.step_ns],
+        "losses": c.run.losses, "grad_norms": c.run.grad_norms, "unchunked_losses": c.reference, "step_s": [ns / 1e9 for ns in c.run.step_ns],
         "copied_bytes": c.run.copied_bytes, "guards_intact": c.run.guards_intact, "peak_rss_bytes": c.run.rss_bytes,
         "worst_ops": [{"op": o, "predicted_ns": p, "measured_ns": m} for o, p, m in worst_ops(c)],
         "strategy": asdict(c.strategy),

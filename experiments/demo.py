@@ -18,7 +18,7 @@ def main() -> None:
     console = Console()
     out = Path("results/demo")
     try:
-        compare(model("demo"), Strategy(sp=2, chunk=2048, prefetch=2, loss_sub=4), 16384, "fp32", steps=10, reference=True, out=out, command="make demo", console=console)
+        compare(model("demo"), Strategy(sp=2, chunk=2048, prefetch=2, loss_sub=4, zero=0), 16384, "fp32", steps=10, reference=True, out=out, command="make demo", console=console)
     except UserError as error:
         print(f"demo: {error}", file=sys.stderr)
         sys.exit(2)

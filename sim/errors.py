@@ -1,4 +1,4 @@
-"""The one exception a user can cause. Everything else is a bug and keeps its traceback."""
+"""The exceptions that are no bug of ours: a user's mistake, a rank that is gone. Everything else keeps its traceback."""
 from __future__ import annotations
 
 import difflib
@@ -7,6 +7,10 @@ from collections.abc import Iterable
 
 class UserError(ValueError):
     """One line: the value, the rule it breaks, a value that works. The command line exits with 2 on it."""
+
+
+class RankLost(RuntimeError):
+    """One line: which rank noticed, and what it saw. The command line exits with 1 on it."""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:

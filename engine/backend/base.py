@@ -7,6 +7,7 @@ work runs on the host, `join`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -43,6 +44,9 @@ class Backend(Protocol):
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         """Copies bytes between spaces; called on the h2d or d2h stream."""
+
+    def timed(self, span: list) -> AbstractContextManager[None]:
+        """Fills a span with the time of what the caller itself issues inside (see settle)."""
 
     def enter(self) -> None:
         """What is issued from now on comes after what the caller did before."""

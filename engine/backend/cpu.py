@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from queue import SimpleQueue
 
 import torch
@@ -101,6 +102,12 @@ class CpuBackend:
             rest = start + min(at + PIECE_BYTES, to.numel()) / (self.link_GBps * 1e9) - time.perf_counter()
             if rest > 0:
                 time.sleep(rest)
+
+    @contextmanager
+    def timed(self, span: list):
+        start = time.perf_counter_ns()
+        yield
+        span[:] = (start, time.perf_counter_ns())
 
     def enter(self) -> None:
         pass  # the caller's own work is done when its call returns

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from contextlib import contextmanager
 
 import torch
 
@@ -40,17 +41,24 @@ class Stream:
             if span is None:
                 work()
                 return
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record(self._stream)
-            work()
-            end.record(self._stream)
-            self._timed.append((span, start, end))
+            with _timed(span, self._timed):
+                work()
 
     def record(self) -> Event:
         return Event(self._stream)
 
     def wait(self, event: Event) -> None:
         self._stream.wait_event(event._event)
+
+
+@contextmanager
+def _timed(span: list, into: list):
+    """Two timing events around what is issued to the current stream."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    yield
+    end.record()
+    into.append((span, start, end))
 
 
 class CudaBackend:
@@ -90,6 +98,9 @@ class CudaBackend:
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_(source, non_blocking=True)
+
+    def timed(self, span: list):
+        return _timed(span, self._timed)
 
     def enter(self) -> None:
         """What is issued from now on comes after what the caller issued before, on its current stream."""

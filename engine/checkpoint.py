@@ -1,0 +1,113 @@
+"""Checkpoints through torch.distributed.checkpoint: model, optimizer, step and random state, whole or not there at all.
+
+    FOLDER/step-12/     what DCP wrote after 12 steps, and of.json, which says what was trained
+
+A save goes to step-12.part, which gets its name once every rank has written; the last two are kept. DCP reshards, so that a run
+resumes on other ranks and at another ZeRO stage. Several nodes need a folder that all of them see.
+"""
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from engine.states import States
+from sim.errors import UserError
+from sim.schedule import Schedule
+
+KEPT = 2
+PART = ".part"
+
+
+class Checkpoints:
+    """The checkpoints of one training in a folder. Every rank calls the same methods."""
+
+    def __init__(self, folder: Path, states: States, schedule: Schedule) -> None:
+        self.folder, self.states = folder, states
+        self.of = asdict(schedule.model) | {"S": schedule.seq, "C": schedule.chunk, "dtype": schedule.dtype}
+        """What a checkpoint must agree on; ranks, ZeRO stage and where things are kept may change."""
+        self._alone = states.group is None
+        self._first = self._alone or states.group.rank() == 0
+
+    def start(self, resume: bool) -> int:
+        """Steps already done: those of the newest checkpoint, which is loaded, or none. Raises UserError."""
+        found = steps(self.folder)
+        if not resume:
+            if found:
+                raise UserError(f"{self.folder} holds a checkpoint of step {found[-1]} already; continue it with --resume, or name another folder")
+            return 0
+        if not found:
+            raise UserError(f"{self.folder} holds no checkpoint to resume from; start without --resume")
+        self._check(_at(self.folder, found[-1]))
+        return self._load(_at(self.folder, found[-1]))
+
+    def save(self, step: int) -> None:
+        """Saves the states after `step` steps, then drops all but the last two checkpoints."""
+        whole = _at(self.folder, step)
+        part = whole.with_name(whole.name + PART)
+        if self._first:
+            clean(self.folder)
+            part.mkdir(parents=True)
+            (part / "of.json").write_text(json.dumps(self.of, indent=1) + "\n")
+        self._wait()
+        with _quiet():
+            dcp.save(self._state(step), checkpoint_id=part, process_group=self.states.group, no_dist=self._alone)
+        if self._first:
+            part.rename(whole)
+            for old in steps(self.folder)[:-KEPT]:
+                shutil.rmtree(_at(self.folder, old).rename(_at(self.folder, old).with_suffix(PART)))
+        self._wait()
+
+    def _check(self, path: Path) -> None:
+        of = json.loads((path / "of.json").read_text())
+        for what, mine in self.of.items():
+            if of.get(what) != mine:
+                raise UserError(f"{path} is a checkpoint of another training: {what}={of.get(what)}, not {mine}; resume what it is of, or name another folder")
+
+    def _state(self, step: int) -> dict:
+        model, optimizer = get_state_dict(self.states.model, self.states.optimizer)
+        return {"model": model, "optimizer": optimizer, "step": step, "rng": {"cpu": torch.get_rng_state()}}
+
+    def _load(self, path: Path) -> int:
+        state = self._state(0)
+        with _quiet():
+            dcp.load(state, checkpoint_id=path, process_group=self.states.group, no_dist=self._alone)
+        set_state_dict(self.states.model, self.states.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        torch.set_rng_state(state["rng"]["cpu"])
+        return state["step"]
+
+    def _wait(self) -> None:
+        if not self._alone:
+            dist.barrier(self.states.group)
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps whose checkpoints are whole, in order."""
+    names = [path.name.removeprefix("step-") for path in folder.glob("step-*")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def clean(folder: Path) -> None:
+    """Removes what killed saves left behind."""
+    for part in folder.glob("step-*" + PART):
+        shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def _quiet():
+    """Without DCP's warning that one process is one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _at(folder: Path, step: int) -> Path:
+    return folder / f"step-{step}"

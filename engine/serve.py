@@ -1,0 +1,56 @@
+"""The process of one rank: python -m engine.serve PATH DEVICE, under torchrun where there are several (see engine.ranks).
+
+PATH is a folder, where lists of jobs arrive as files and rank 0 writes what they gave beside them; or a file that holds a training.
+"""
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from engine.training import Training, train
+from engine.worker import LOST, MISTAKE, Job, joined, run_job
+from sim.errors import RankLost, UserError
+
+
+def main(path: str, device: str) -> None:
+    """Exits with 2 on a user's mistake, with 1 where another rank was lost; one line on stderr says which."""
+    try:
+        with joined(device) as (rank, group):
+            (_serve if Path(path).is_dir() else _train)(Path(path), rank, group)
+    except (UserError, RankLost) as error:
+        print(f"{MISTAKE if isinstance(error, UserError) else LOST}{error}", file=sys.stderr, flush=True)
+        os._exit(2 if isinstance(error, UserError) else 1)  # no collective of the others' is waited for
+
+
+def _train(path: Path, rank: int, group) -> None:
+    spec = json.loads(path.read_text())
+    train(Training(**spec | {"job": Job(**spec["job"])}), rank, group)
+
+
+def _serve(folder: Path, rank: int, group) -> None:
+    tick = (lambda: print("tick", flush=True)) if rank == 0 else (lambda: None)
+    number = 0
+    while jobs := _next(folder, number):
+        runs = [run_job(job, rank, group, tick) for job in jobs]
+        if rank == 0:
+            (folder / f"{number}.out").write_text(json.dumps([asdict(r) for r in runs]))
+            print("done", flush=True)
+        number += 1
+
+
+def _next(folder: Path, number: int) -> list[Job]:
+    """The next list of jobs once it is there; an empty one ends the worker, as does the end of whoever sends them."""
+    path, sender = folder / f"{number}.json", int(os.environ["FPDT_SENDER"])
+    while not path.exists():
+        if not Path(f"/proc/{sender}").exists():
+            return []
+        time.sleep(0.02)
+    return [Job(**job) for job in json.loads(path.read_text())]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,117 @@
+"""fpdt train: cut anywhere, a training goes on to the same losses; two nodes of one rank give those of one node of two."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import worker
+from sim.errors import UserError
+
+TRAIN = ["train", "demo", "--layers", "1", "--seq", "256", "--chunk", "64", "--set", "loss_sub=4", "--clip", "1.0", "--every", "2"]
+FPDT = [sys.executable, "-m", "experiments.cli"]
+ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def begin(*options, starter=FPDT) -> subprocess.Popen:
+    return subprocess.Popen([*starter, *TRAIN, *map(str, options)], env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def end(process: subprocess.Popen, code: int = 0) -> str:
+    """Its stderr, once it has ended with this code."""
+    try:
+        errors = process.communicate(timeout=180)[1]
+    finally:
+        process.kill()
+    assert process.returncode == code, errors
+    return errors
+
+
+def log(folder: Path) -> list[tuple[int, float, float]]:
+    """(step, loss, gradient norm) of each line."""
+    lines = (folder / "steps.jsonl").read_text().splitlines() if (folder / "steps.jsonl").exists() else []
+    return [(d["step"], d["loss"], d["grad_norm"]) for d in map(json.loads, lines)]
+
+
+def wait_for(steps: int, folder: Path) -> None:
+    until = time.monotonic() + 120
+    while len(log(folder)) < steps:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def ranks_of(process: subprocess.Popen) -> list[int]:
+    """Process ids of its worker ranks, by rank."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes().split(b"\0")
+                parents = (int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]),)
+                parents += (int(Path(f"/proc/{parents[0]}/stat").read_text().rsplit(")", 1)[1].split()[1]),)
+            except OSError:
+                continue
+            if b"engine.worker" in command and process.pid in parents:
+                rank = next((int(v[5:]) for v in environment if v.startswith(b"RANK=")), None)
+                if rank is not None:
+                    found[rank] = int(entry.name)
+    return [found[rank] for rank in sorted(found)]
+
+
+@pytest.mark.parametrize("zero", (0, 3))
+def test_a_killed_rank_ends_the_others_and_resume_goes_on_to_the_same_losses(zero, tmp_path):
+    options = ("--gpus", 2, "--zero", zero, "--steps", 8)
+    end(begin(*options, "--checkpoint", tmp_path / "whole"))
+    process = begin(*options, "--checkpoint", tmp_path / "cut")
+    wait_for(4, tmp_path / "cut")
+    os.kill(ranks_of(process)[1], signal.SIGKILL)
+    start = time.monotonic()
+    line, = end(process, 1).splitlines()
+    assert time.monotonic() - start < 60 and line.startswith("fpdt: rank 0 ")
+    end(begin(*options, "--checkpoint", tmp_path / "cut", "--resume"))
+    assert log(tmp_path / "cut") == log(tmp_path / "whole") and len(log(tmp_path / "cut")) == 8
+
+
+@pytest.mark.parametrize("how", (signal.SIGINT, signal.SIGTERM))
+def test_an_interrupt_ends_it_with_a_line_and_nothing_half_written(how, tmp_path):
+    process = begin("--gpus", 2, "--steps", 200, "--checkpoint", tmp_path)
+    wait_for(3, tmp_path)
+    process.send_signal(how)
+    assert end(process, 130) == "fpdt: stopped\n"
+    assert not list(tmp_path.glob("*.part")) and list(tmp_path.glob("step-*"))
+
+
+def test_two_nodes_of_one_rank_train_as_one_node_of_two(tmp_path):
+    end(begin("--gpus", 2, "--steps", 3, "--checkpoint", tmp_path / "one"))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    nodes = []
+    for node in range(2):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1",
+                    "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "-m", "experiments.cli"]
+        nodes.append(begin("--steps", 3, "--checkpoint", tmp_path / "two", starter=torchrun))
+    for node in nodes:
+        end(node)
+    assert log(tmp_path / "two") == log(tmp_path / "one")
+
+
+def test_more_ranks_than_gpus_is_one_line(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match="2 ranks want a GPU each, this node has 1"):
+        worker.check_gpus(2)
+
+
+def test_faults_are_one_line_and_exit_2(tmp_path):
+    assert "holds no checkpoint to resume from" in end(begin("--steps", 1, "--checkpoint", tmp_path, "--resume"), 2)
+    end(begin("--steps", 1, "--checkpoint", tmp_path))
+    line, = end(begin("--steps", 2, "--checkpoint", tmp_path, "--resume", "--seq", "128"), 2).splitlines()
+    assert "is a checkpoint of another training: S=256, not 128" in line

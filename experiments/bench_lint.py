@@ -1,6 +1,6 @@
 """The lint at size: how long it takes at 35,000 ops, and whether it agrees with the oracle on 500 random mutations there.
 
-    python -m experiments.bench_lint [--samples 500] [--unreduced]      # writes results/bars/lint.json
+    python -m experiments.bench_lint [--samples 500] [--workers 2] [--unreduced]      # writes results/bars/lint.json
 
 llama3-8b, S = 2M, C = 16K, P = 4. The oracle (tests/sim/oracle.py) closes happens-before over bit sets of every op, executes the
 step on symbols in list order and in one random order, and checks a whole step, each pair of regions that may follow each other,
@@ -20,7 +20,9 @@ import sys
 import time
 from collections import Counter
 from datetime import datetime, timezone
+from functools import cache
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 
 from experiments.bench_simulate import cpu
@@ -35,6 +37,7 @@ sys.path.insert(0, str(ROOT / "tests" / "sim"))
 
 import mutations  # noqa: E402
 from oracle import Oracle  # noqa: E402
+from test_lint import CONFIGS, made  # noqa: E402
 
 CHAINS = [
     [("fwd", 0, 0), ("loss", 0, 0), ("bwd", 0, 0)],
@@ -65,25 +68,39 @@ def timed(schedule, rounds: int = 9) -> dict:
     return {"wall_s": wall, "cpu_s": cpu, "median_wall_s": statistics.median(wall), "median_cpu_s": statistics.median(cpu)}
 
 
-def sampled(schedule, samples: int, seed: int) -> dict:
-    """Random mutations judged by both."""
-    oracle, rng, counts, wrong = Oracle(schedule, chains=CHAINS), random.Random(seed), Counter(), []
-    for number in range(samples):
-        what, mutant = mutations.sample(schedule, rng)
-        harm, said = oracle.harm(mutant, orders=number % 10 == 0), verdict(mutant)
-        counts["harmful" if harm else "harmless"] += 1
-        if bool(harm) != bool(said):
-            counts["missed" if harm else "refused"] += 1
-            wrong.append([what, harm, said])
-        if number % 10 == 9:
-            print(f"{number + 1} of {samples}: {dict(counts)}", file=sys.stderr, flush=True)
-    return {"samples": samples, "seed": seed} | {k: counts[k] for k in ("harmful", "harmless", "missed", "refused")} | {"disagreements": wrong}
+def large():
+    """The schedule of 36,000 ops."""
+    return build(model("llama3-8b"), Strategy(sp=4, chunk=16384), 2 << 20)
+
+
+@cache
+def judge() -> Oracle:
+    """One a process."""
+    return Oracle(large(), chains=CHAINS)
+
+
+def judged(seed: int) -> tuple[str, str | None, str | None]:
+    """(mutation, why it is harmful, what the lint says) of the random mutation with that seed."""
+    what, mutant = mutations.sample(judge().base, random.Random(seed))
+    return what, judge().harm(mutant, orders=seed % 10 == 0), verdict(mutant)
+
+
+def sampled(samples: int, workers: int) -> dict:
+    """Random mutations, seeds 0, 1, 2..., judged by both."""
+    counts, wrong = Counter(), []
+    with get_context("spawn").Pool(workers) as pool:
+        for number, (what, harm, said) in enumerate(pool.imap_unordered(judged, range(samples)), 1):
+            counts["harmful" if harm else "harmless"] += 1
+            if bool(harm) != bool(said):
+                counts["missed" if harm else "refused"] += 1
+                wrong.append([what, harm, said])
+            if number % 10 == 0:
+                print(f"{number} of {samples}: {dict(counts)}", file=sys.stderr, flush=True)
+    return {"samples": samples} | {k: counts[k] for k in ("harmful", "harmless", "missed", "refused")} | {"disagreements": wrong}
 
 
 def unreduced() -> dict:
     """Each wait deleted where every hazard pair is a wait."""
-    from test_lint import CONFIGS, made
-
     result = {}
     for config in list(CONFIGS)[:4]:
         base = made(config)
@@ -102,30 +119,36 @@ def unreduced() -> dict:
     return result
 
 
-def main() -> None:
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("--samples", type=int, default=500)
-    args.add_argument("--seed", type=int, default=0)
-    args.add_argument("--unreduced", action="store_true")
-    args = args.parse_args()
-
-    out = ROOT / "results" / "bars" / "lint.json"
-    result = json.loads(out.read_text()) if out.exists() else {}
-    start = time.process_time()
-    schedule = build(model("llama3-8b"), Strategy(sp=4, chunk=16384), 2 << 20)
-    result |= {"ops": sum(len(r.ops) for r in schedule.regions.values()), "build_cpu_s": round(time.process_time() - start, 3)}
-    result["lint"] = timed(schedule)
-    if args.samples:
-        result["mutations"] = sampled(schedule, args.samples, args.seed)
-    if args.unreduced:
-        result["unreduced"] = unreduced()
-    result["provenance"] = {
+def provenance() -> dict:
+    return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "cpu": cpu(), "load": os.getloadavg()[0],
         "python": platform.python_version(), "numpy": version("numpy"), "command": " ".join(["python -m experiments.bench_lint", *sys.argv[1:]]),
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({k: v for k, v in result.items() if k != "provenance"}, indent=1))
+
+
+def main() -> None:
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("--samples", type=int, default=500)
+    args.add_argument("--workers", type=int, default=2)
+    args.add_argument("--unreduced", action="store_true")
+    args = args.parse_args()
+    out = ROOT / "results" / "bars" / "lint.json"
+    result = json.loads(out.read_text()) if out.exists() else {}
+
+    def keep(what: str, found: dict) -> None:
+        result[what] = found | {"provenance": provenance()}
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(result, indent=1) + "\n")
+
+    start = time.process_time()
+    schedule = large()
+    size = {"ops": sum(len(r.ops) for r in schedule.regions.values()), "build_cpu_s": round(time.process_time() - start, 3)}
+    keep("lint", size | timed(schedule))
+    if args.samples:
+        keep("mutations", sampled(args.samples, args.workers))
+    if args.unreduced:
+        keep("unreduced", unreduced())
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import numpy as np
 from rich.progress import track
 
 from engine import calibrate, measure
-from engine.worker import Job, Run, Session, placement
+from engine.worker import Job, Session, placement
 from experiments.compare import busy_s
 from sim import text
 from sim.build.step import build

@@ -50,7 +50,8 @@ def test_padding_is_said(fpdt):
 
 
 def test_set_reaches_every_strategy_field(fpdt, tmp_path):
-    values = {"sp": 2, "chunk": 8192, "prefetch": 3, "offload": False, "save": "qkvo", "order": "query-up", "ffn_sub": 1, "loss_sub": 4, "zero": 0, "host_sync": "region"}
+    values = {"sp": 2, "chunk": 8192, "prefetch": 3, "offload": False, "save": "qkvo", "order": "query-up", "ffn_sub": 1, "loss_sub": 4, "zero": 0, "host_sync": "region",
+              "accum": "host", "skip_resident": True, "rows": "alternating", "reuse_slack": 4}
     assert set(values) == {f.name for f in dataclasses.fields(Strategy)}
     path = tmp_path / "timeline.json"
     settings = " ".join(f"--set {name}={value}" for name, value in values.items())
@@ -69,7 +70,8 @@ def test_show_writes_what_lint_reads(fpdt, tmp_path):
 
 
 def test_tables(fpdt):
-    assert [line.split()[0] for line in fpdt("models").splitlines()][-3:] == ["demo", "llama3-8b", "llama3-70b"]
+    named = [line.split()[0] for line in fpdt("models").splitlines() if line.strip()]
+    assert named[-8:] == ["demo", "llama3-8b", "llama3-70b", "gpt-1.2b", "gpt-2.7b", "gpt-6.7b", "gpt-13b", "gpt-30b"]
     assert {"a100-40g-sxm", "a100-80g-sxm", "h100-80g-sxm", "h200-141g-sxm"} <= {line.split()[0] for line in fpdt("machines").splitlines() if line.strip()}
     assert "published: NVIDIA A100 datasheet" in fpdt("machines a100-80g-sxm")
     said = fpdt(SIMULATE.replace(" --json", ""))

@@ -59,7 +59,7 @@ def ranks_of(process: subprocess.Popen) -> list[int]:
                 parents += (int(Path(f"/proc/{parents[0]}/stat").read_text().rsplit(")", 1)[1].split()[1]),)
             except OSError:
                 continue
-            if b"engine.worker" in command and process.pid in parents:
+            if b"engine.serve" in command and process.pid in parents:
                 rank = next((int(v[5:]) for v in environment if v.startswith(b"RANK=")), None)
                 if rank is not None:
                     found[rank] = int(entry.name)

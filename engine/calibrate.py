@@ -1,22 +1,18 @@
-"""Calibrate: cost curves of a CPU machine, from the engine's own timelines at sizes other than those that will be predicted.
+"""Calibrate: cost curves of this machine, from the engine's own timelines at sizes other than those that will be predicted.
 
 A few short schedules are run and traced. Each op gives one point (its cost key, GFLOPs, MB, ns); each key gets the line
 ns = fixed + a GFLOPs + b MB that has the smallest relative error, with no negative term. Latencies come from the same traces.
 """
 from __future__ import annotations
 
-import os
-import platform
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import date
-from pathlib import Path
 
 import numpy as np
 from scipy.optimize import nnls
 
+from engine import probe
 from engine.worker import Job, Run
 from sim import text
 from sim.build.step import build
@@ -28,24 +24,24 @@ from sim.ops import KINDS, key
 from sim.schedule import PREV, Schedule
 from sim.strategy import Strategy
 
-CHUNKS = (384, 768, 1536, 3072)
+CHUNKS = {"cpu": (384, 768, 1536, 3072), "cuda": (6144, 12288, 24576)}
 """Chunk lengths of the calibration runs, in tokens; each runs over three chunks, so that every kind of op occurs."""
 
 
-def schedules(model: Model, P: int, dtype: str, prefetch: int = 2, chunks: tuple[int, ...] = CHUNKS) -> list[Schedule]:
-    """One-layer schedules that touch every op kind at several sizes."""
+def schedules(model: Model, P: int, dtype: str, strategy: Strategy = Strategy(), device: str = "cpu") -> list[Schedule]:
+    """One-layer schedules of a strategy that touch every op kind at several sizes."""
     one = replace(model, layers=1)
     made = []
-    for chunk in chunks:
+    for chunk in CHUNKS[device]:
         chunk = -(-chunk // P) * P
-        strategy = Strategy(sp=P, chunk=chunk, prefetch=prefetch, host_sync="region", zero=0)
+        strategy = strategy.replace(sp=P, chunk=chunk, host_sync="region" if device == "cpu" else "none", zero=0)
         made.append(build(one, strategy, 3 * chunk, dtype))
     return made
 
 
-def jobs(made: list[Schedule], link_GBps: float | None = None, steps: int = 3) -> list[Job]:
-    """A traced job for each schedule."""
-    return [Job(text.show(s), steps=steps, link_GBps=link_GBps, trace_every=1) for s in made]
+def jobs(made: list[Schedule], link_GBps: float | None = None, device: str = "cpu") -> list[Job]:
+    """A traced job for each schedule; a GPU gets seconds of load, so that the last and longest is measured at its steady clock."""
+    return [Job(text.show(s), steps=3 if device == "cpu" else 6, link_GBps=link_GBps, trace_every=1, device=device) for s in made]
 
 
 Point = tuple[float, float, float]
@@ -102,48 +98,7 @@ def latencies(schedule: Schedule, run: Run) -> dict[str, list[int]]:
     return found
 
 
-def best_gemm_TFLOPS(dtype: str, size: int = 1536, tries: int = 4) -> float:
-    """The best rate of one square GEMM on one thread."""
-    import torch
-
-    torch.set_num_threads(1)
-    a = torch.randn(size, size).to({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
-    best = float("inf")
-    for _ in range(tries):
-        start = time.perf_counter()
-        a @ a
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best / 1e12
-
-
-def launch_ns(schedule: Schedule, tries: int = 3) -> float:
-    """Host time to issue one op: the issue loop of a tiny forward, per op."""
-    import torch
-
-    from engine.arenas import DTYPES
-    from engine.backend.cpu import CpuBackend
-    from engine.compile import Program
-    from engine.kernels import cpu_flash
-    from engine.model import LanguageModel
-
-    backend = CpuBackend()
-    try:
-        program = Program(schedule, backend, cpu_flash)
-        block = LanguageModel(program).blocks[0]
-        x = torch.zeros(schedule.seq, schedule.model.hidden, dtype=DTYPES[schedule.dtype])
-        arguments = {"x": x, "y": torch.empty_like(x), **{n: block.get_parameter(n).detach().to(x.dtype) for n in block.names}}
-        spent = []
-        for _ in range(tries):
-            start = time.perf_counter_ns()
-            program.run("fwd", 0, arguments)
-            spent.append((time.perf_counter_ns() - start) / len(schedule.regions["fwd"].ops))
-            program.join()
-        return float(np.median(spent))
-    finally:
-        backend.close()
-
-
-def profile(model: Model, P: int, dtype: str, made: list[Schedule], runs: list[Run], link_GBps: float | None, name: str = "cpu") -> Machine:
+def profile(model: Model, P: int, dtype: str, made: list[Schedule], runs: list[Run], link_GBps: float | None, device: str = "cpu") -> Machine:
     """The machine that these runs measured. Several runs of one schedule (rounds) are pooled."""
     pooled: dict[str, list[Point]] = defaultdict(list)
     late: dict[str, list[int]] = defaultdict(list)
@@ -152,30 +107,24 @@ def profile(model: Model, P: int, dtype: str, made: list[Schedule], runs: list[R
             pooled[k] += found
         for k, found in latencies(schedule, run).items():
             late[k] += found
-    source = f"measured: {provenance()}, {len(runs)} runs of {', '.join(sorted({f'S={s.seq} C={s.chunk}' for s in made}))}"
+    source = f"measured: {probe.provenance()}, {len(runs)} runs of {', '.join(sorted({f'S={s.seq} C={s.chunk}' for s in made}))}"
     tiny = build(replace(model, layers=1), Strategy(sp=1, chunk=16, zero=0), 128, dtype)
     fits = {k: fit(found) | {"source": source} for k, found in sorted(pooled.items())}
-    ram = memory_bytes()
-    half = f"assumed: half of this machine's memory ({ram} bytes, a container's limit heeded)"
-    peak = best_gemm_TFLOPS(dtype)
-
+    best = probe.best_gemm_TFLOPS(dtype, device)
     values = {
-        "peak_TFLOPS": peak, "gemm_TFLOPS": peak, "attn_fwd_TFLOPS": _tflops(fits, "attn"), "attn_bwd_TFLOPS": _tflops(fits, "attn_bwd+merge"),
+        "peak_TFLOPS": best, "gemm_TFLOPS": best, "attn_fwd_TFLOPS": _tflops(fits, "attn"), "attn_bwd_TFLOPS": _tflops(fits, "attn_bwd+merge"),
         "hbm_GBps": 10.0, "h2d_GBps": link_GBps or _copy(fits, "reload"), "d2h_GBps": link_GBps or _copy(fits, "offload"),
         "nvlink_GBps": _copy(fits, "a2a"), "network_GBps": _copy(fits, "a2a"),
-        "launch_ns": launch_ns(tiny), "wake_ns": _median(late["wake_ns"]), "gap_ns": _median(late["gap_ns"]),
+        "launch_ns": probe.launch_ns(tiny, device), "wake_ns": _median(late["wake_ns"]), "gap_ns": _median(late["gap_ns"]),
     }
     numbers = {k: {"value": v, "source": source} for k, v in values.items()}
+    numbers["peak_name"] = {"value": f"best GEMM of the calibration ({dtype}, one {'core' if device == 'cpu' else 'GPU'})", "source": source}
     numbers["hbm_GBps"]["source"] = "assumed: used only for ops that no calibration run touched"
     numbers |= {
-        "peak_name": {"value": f"best GEMM of the calibration ({dtype}, one core)", "source": source},
-        "hbm_bytes": {"value": ram // 2 // P, "source": half + ", shared by the ranks"},
-        "host_bytes": {"value": ram // 2, "source": half},
         "gpus_per_node": {"value": P, "source": "measured: ranks of the calibration"},
         "gpus_per_uplink": {"value": 1, "source": "assumed: copies are timed while all ranks copy"},
-        "queue_depth": {"value": 1_000_000, "source": "assumed: a Python queue has no limit"},
-    }
-    return Machine(name, "cpu", numbers, fits, {}, f"calibration of {name}")
+    } | probe.capacities(P, device)
+    return Machine(device, device, numbers, fits, {}, f"calibration of {device}")
 
 
 def _tflops(fits: dict, key: str) -> float:
@@ -192,28 +141,10 @@ def _median(values: list[int]) -> float:
     return max(0.0, float(np.median(values))) if values else 0.0
 
 
-def memory_bytes() -> int:
-    """RAM of this machine, or a container's limit below it."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        if Path(path).exists() and (limit := Path(path).read_text().strip()).isdigit():
-            found.append(int(limit))
-    return min(found)
-
-
-def provenance() -> str:
-    """Date, processor and versions, in one line."""
-    import torch
-
-    cpu = next((line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
-    return f"{date.today()}, {cpu}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}"
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []
-
-
-def calibrate(model: Model, P: int, dtype: str, run_jobs: Callable[[list[Job]], list[Run]], link_GBps: float | None = None) -> Machine:
-    """Runs the calibration through `run_jobs` (engine.worker.launch, or in this process) and fits a machine."""
-    made = schedules(model, P, dtype)
-    return profile(model, P, dtype, made, run_jobs(jobs(made, link_GBps)), link_GBps)
+def calibrate(
+    model: Model, P: int, dtype: str, run_jobs: Callable[[list[Job]], list[Run]], link_GBps: float | None = None,
+    strategy: Strategy = Strategy(), device: str = "cpu",
+) -> Machine:
+    """Runs the calibration through `run_jobs` (engine.ranks, or in this process) and fits a machine for schedules of this strategy."""
+    made = schedules(model, P, dtype, strategy, device)
+    return profile(model, P, dtype, made, run_jobs(jobs(made, link_GBps, device)), link_GBps, device)

@@ -99,15 +99,19 @@ class Session:
         program.spans = [] if traced else None
         program.copied_bytes = dict.fromkeys(program.copied_bytes, 0)
         self._barrier()
-        start = time.perf_counter_ns()
+        self._backend.settle()
+        start, begin = time.perf_counter_ns(), []
+        with self._backend.timed(begin):
+            pass  # where the step begins on the clock of its spans
         at = step % self.job.steps * self.seq
         update = self.job.last_update or step < self.job.steps - 1
         found = self.trainer.step(self._data[at:at + self.seq], update)
+        self._backend.settle()
         run.step_ns.append(time.perf_counter_ns() - start)
         run.losses.append(found.loss)
         run.grad_norms.append(found.grad_norm)
         if traced:
-            run.traces[step] = [(i, layer, stream, s - start, e - start) for i, layer, stream, (s, e) in program.spans]
+            run.traces[step] = [(i, layer, stream, s - begin[0], e - begin[0]) for i, layer, stream, (s, e) in program.spans]
 
     def close(self) -> Run:
         """What the steps gave; ends the streams."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from rich.progress import track
 
-from engine import calibrate, measure
+from engine import calibrate, measure, probe
 from engine.worker import Job, Session, placement
 from experiments.compare import busy_s
 from sim import text
@@ -76,7 +76,7 @@ def main() -> None:
 def finished(path: Path) -> list[dict]:
     """Complete rounds of an earlier run that was interrupted."""
     data = json.loads(path.read_text()) if path.exists() else {}
-    same = data.get("provenance") == calibrate.provenance() and data.get("link_GBps") == LINK_GBPS and not data.get("verdict")
+    same = data.get("provenance") == probe.provenance() and data.get("link_GBps") == LINK_GBPS and not data.get("verdict")
     return [r for r in data["rounds"] if len(r["measured"]) == len(CASES)] if same else []
 
 
@@ -132,7 +132,7 @@ def judge(rounds: list[dict]) -> dict:
 def save(path: Path, rounds: list[dict], verdict: dict) -> None:
     part = path.with_suffix(".part")
     command = f"python -m experiments.bench_time --rounds {len(rounds)}"
-    part.write_text(json.dumps({"provenance": calibrate.provenance(), "command": command, "link_GBps": LINK_GBPS, "verdict": verdict, "rounds": rounds}, indent=1) + "\n")
+    part.write_text(json.dumps({"provenance": probe.provenance(), "command": command, "link_GBps": LINK_GBPS, "verdict": verdict, "rounds": rounds}, indent=1) + "\n")
     part.replace(path)
 
 

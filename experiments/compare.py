@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from engine import calibrate, measure
+from engine import measure, probe
 from engine.arenas import planned_bytes
 from engine.ranks import Ranks
 from engine.worker import Job, Run
@@ -58,32 +58,33 @@ def compare(
     summary.json. Raises UserError where the plan does not fit this machine.
     """
     console = console or Console()
-    strategy = strategy.replace(host_sync="region")
+    device = probe.device()
+    strategy = strategy if device == "cuda" else strategy.replace(host_sync="region")
     schedule = build(model, strategy, seq, dtype)
     lint(schedule)
-    check_memory(schedule, strategy, calibrate.memory_bytes())
+    check_memory(schedule, strategy, probe.memory_bytes(), SPACES if device == "cpu" else ("host",))
     out.mkdir(parents=True, exist_ok=True)
     for stale in ("predicted.json", "measured.json", "summary.json", "overlay.png", "trace.json"):
         (out / stale).unlink(missing_ok=True)
     if schedule.seq != seq:
         console.print(f"S={seq} is padded to {schedule.seq}, a multiple of P={schedule.P}, with ignored labels")
-    with progress(console) as bar, Ranks(strategy.sp) as ranks:
+    with progress(console) as bar, Ranks(strategy.sp, device) as ranks:
         if machine is None:
-            machine = calibrated(model, dtype, ranks, strategy.sp, bar, link_GBps)
+            machine = calibrated(model, dtype, ranks, strategy.sp, bar, link_GBps, strategy, device)
             machine.save(out / "machine.json")
         (out / "schedule.txt").write_text(text.show(schedule))
         predicted = simulate(schedule, strategy, machine)
-        predicted.meta |= {"source": "predicted", "provenance": calibrate.provenance(), "command": command}
+        predicted.meta |= {"source": "predicted", "provenance": probe.provenance(), "command": command}
         predicted.save(out / "predicted.json")
         task = bar.add_task(f"train {model.name}, S={show_tokens(schedule.seq)}, {schedule.P} ranks", total=steps)
-        run, = ranks.do([Job(text.show(schedule), steps=steps, link_GBps=link_GBps, zero=strategy.zero)], lambda: bar.advance(task))
+        run, = ranks.do([Job(text.show(schedule), steps=steps, link_GBps=link_GBps, zero=strategy.zero, device=device)], lambda: bar.advance(task))
         plain = None
         if reference:
             whole = build(model, strategy.replace(chunk=schedule.seq, offload=False), seq, dtype)
             task = bar.add_task("the same without chunks or offload", total=steps)
-            plain = ranks.do([Job(text.show(whole), steps=steps, trace_every=0, last_update=False)], lambda: bar.advance(task))[0].losses
+            plain = ranks.do([Job(text.show(whole), steps=steps, trace_every=0, last_update=False, device=device)], lambda: bar.advance(task))[0].losses
     measured = measure.timeline(schedule, strategy, machine, run)
-    measured.meta |= {"source": "measured", "provenance": calibrate.provenance(), "command": command}
+    measured.meta |= {"source": "measured", "provenance": probe.provenance(), "command": command}
     measured.save(out / "measured.json")
     found = Comparison(schedule, strategy, machine, predicted, measured, run, plain)
     overlay(predicted, measured, out / "overlay.png")
@@ -93,11 +94,11 @@ def compare(
     return found
 
 
-def check_memory(schedule: Schedule, strategy: Strategy, have_bytes: int) -> None:
-    """Both arenas of all ranks, which share this machine's memory, fit. Raises UserError with the longest S that would."""
+def check_memory(schedule: Schedule, strategy: Strategy, have_bytes: int, spaces: tuple[str, ...] = SPACES) -> None:
+    """The arenas that lie in this machine's memory (on CPU both), of all ranks, fit. Raises UserError with the longest S that would."""
 
     def need(s: Schedule) -> int:
-        return s.P * sum(s.arena_bytes(space) for space in SPACES)
+        return s.P * sum(s.arena_bytes(space) for space in spaces)
 
     if need(schedule) <= have_bytes:
         return
@@ -180,7 +181,7 @@ def signed(predicted: float, measured: float, unit: str) -> str:
 def summary_json(c: Comparison, command: str) -> dict:
     """What summary.json holds: everything printed, and where it comes from."""
     return {
-        "provenance": {"machine": calibrate.provenance(), "command": command, "schedule": text.digest(c.schedule)},
+        "provenance": {"machine": probe.provenance(), "command": command, "schedule": text.digest(c.schedule)},
         "rows": [{"what": w, "predicted": p, "measured": m, "unit": u, "signed_error": signed(p, m, u)} for w, p, m, u in rows(c)],
         "predicted": summary(c.predicted), "measured": summary(c.measured),
         "losses": c.run.losses, "grad_norms": c.run.grad_norms, "unchunked_losses": c.reference, "step_s": [ns / 1e9 for ns in c.run.step_ns],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import calibrate
+from engine import probe
 from experiments import cli
 from sim import machine, model, text
 from sim.build.step import build
@@ -61,7 +61,7 @@ def test_one_line(command, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     presets = odd_heads()
     monkeypatch.setattr(model, "presets", lambda: presets)
-    monkeypatch.setattr(calibrate, "memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(probe, "memory_bytes", lambda: 1 << 30)
     write_inputs()
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     assert run(command) == 2
@@ -86,7 +86,7 @@ def test_internal_errors_keep_their_traceback(monkeypatch):
 def _regenerate() -> None:
     presets = odd_heads()
     model.presets = lambda: presets
-    calibrate.memory_bytes = lambda: 1 << 30
+    probe.memory_bytes = lambda: 1 << 30
     written = GOLDEN.read_text()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         write_inputs()

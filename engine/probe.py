@@ -1,0 +1,99 @@
+"""Probe: what a machine is and has, and the two of its numbers that no timeline gives."""
+from __future__ import annotations
+
+import os
+import platform
+import time
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.arenas import DTYPES
+from engine.compile import Program
+from engine.model import LanguageModel
+from engine.worker import Job, backend
+from sim import text
+from sim.schedule import Schedule
+
+
+def device() -> str:
+    """cuda where there is a GPU, else cpu."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def best_gemm_TFLOPS(dtype: str, device: str = "cpu", tries: int = 4) -> float:
+    """The best rate of one square GEMM, on one thread or one GPU."""
+    size = 1536 if device == "cpu" else 8192
+    torch.set_num_threads(1)
+    a = torch.randn(size, size, device=device).to(DTYPES[dtype])
+    best = float("inf")
+    for _ in range(tries):
+        _wait(device)
+        start = time.perf_counter()
+        a @ a
+        _wait(device)
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best / 1e12
+
+
+def launch_ns(schedule: Schedule, device: str = "cpu", tries: int = 3) -> float:
+    """Host time to issue one op: the issue loop of a tiny forward, per op."""
+    streams, kernel = backend(Job(text.show(schedule), device=device), schedule, 0)
+    try:
+        program = Program(schedule, streams, kernel)
+        block = LanguageModel(program).blocks[0].to(device)
+        x = torch.zeros(schedule.seq, schedule.model.hidden, dtype=DTYPES[schedule.dtype], device=device)
+        arguments = {"x": x, "y": torch.empty_like(x), **{n: block.get_parameter(n).detach().to(x.dtype) for n in block.names}}
+        spent = []
+        for _ in range(tries):
+            start = time.perf_counter_ns()
+            program.run("fwd", 0, arguments)
+            spent.append((time.perf_counter_ns() - start) / len(schedule.regions["fwd"].ops))
+            streams.settle()
+        return float(np.median(spent))
+    finally:
+        streams.close()
+
+
+def capacities(P: int, device: str) -> dict[str, dict]:
+    """hbm_bytes, host_bytes and queue_depth as a machine's numbers. On CPU both spaces share the memory there is."""
+    ram = memory_bytes()
+    if device == "cuda":
+        return {
+            "hbm_bytes": {"value": torch.cuda.get_device_properties(0).total_memory, "source": f"measured: {provenance()}"},
+            "host_bytes": {"value": ram, "source": f"measured: {provenance()}, a container's limit heeded"},
+            "queue_depth": {"value": 1000, "source": "assumed: about a thousand launches, as CUDA drivers have"},
+        }
+    half = f"assumed: half of this machine's memory ({ram} bytes, a container's limit heeded)"
+    return {
+        "hbm_bytes": {"value": ram // 2 // P, "source": half + ", shared by the ranks"},
+        "host_bytes": {"value": ram // 2, "source": half},
+        "queue_depth": {"value": 1_000_000, "source": "assumed: a Python queue has no limit"},
+    }
+
+
+def memory_bytes() -> int:
+    """RAM of this machine, or a container's limit below it."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        if Path(path).exists() and (limit := Path(path).read_text().strip()).isdigit():
+            found.append(int(limit))
+    return min(found)
+
+
+def provenance() -> str:
+    """Date, processor and versions, in one line."""
+    cpu = next((line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
+    gpu = f", {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
+    return f"{date.today()}, {cpu}, {os.cpu_count()} cores{gpu}, Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}"
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

@@ -143,7 +143,7 @@ def compare(
     model: DemoName = "demo", gpus: Gpus = None, layers: Layers = None, seq: Seq = "16K",
     chunk: Annotated[Optional[str], typer.Option("--chunk", help="C in tokens; 2K if not given.")] = None,
     settings: Settings = [], offload: Offload = None, zero: Zero = None, dtype: Dtype = "fp32", link: Link = None,
-    steps: Annotated[int, typer.Option(min=3, help="Training steps: one warms up, then traced and untraced ones in turn.")] = 5,
+    steps: Annotated[int, typer.Option(min=3, help="Training steps: one warms up, then traced and untraced ones in turn.")] = 6,
     machine: Annotated[Optional[str], typer.Option(metavar="FILE", help="What `fpdt calibrate` wrote; calibrates first if not given.")] = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results go.")] = Path("results/compare"),
 ) -> None:

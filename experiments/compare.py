@@ -91,6 +91,7 @@ def compare(
     export.save({"predicted": predicted, "measured": measured}, out / "trace.json")
     report(found, console)
     _write(out / "summary.json", summary_json(found, command))
+    console.print(f"Look at {out}/overlay.png, open {out}/trace.json in Perfetto, read {out}/schedule.txt.")
     return found
 
 
@@ -120,7 +121,7 @@ def rows(c: Comparison) -> list[tuple[str, float, float, str]]:
         if c.predicted.on(stream).any():
             found.append((f"busy: {stream}", busy_s(c.predicted, stream), busy_s(c.measured, stream), "s"))
     found.append(("overlap (copies under compute)", p["overlap"], m["overlap"], "%"))
-    found += [(f"arena: {s}", planned_bytes(c.schedule, s), c.run.touched_bytes[s], "MiB") for s in SPACES]
+    found += [(f"arena bytes touched: {s}", planned_bytes(c.schedule, s), c.run.touched_bytes[s], "MiB") for s in SPACES]
     found += [(name, p[name], p[name] * p["step_s"] * 1e9 / bare, "%") for name in CONVENTIONS]
     return found
 
@@ -142,22 +143,27 @@ def worst_ops(c: Comparison, count: int = 5) -> list[tuple[str, int, int]]:
     return [(op, *times) for op, times in ranked[:count]]
 
 
+BUSY = 1.3
+"""Steps are equal work: if the slowest takes this many times the fastest, something else was running."""
 SCALE = {"s": 1.0, "%": 100.0, "MiB": 1 / 2**20}
 
 
 def report(c: Comparison, console: Console) -> None:
     """Prints the comparison, the losses and the five ops with the largest error."""
     s = c.schedule
-    table = Table(title=f"{s.model.name}: S={show_tokens(s.seq)} C={show_tokens(s.chunk)} u={len(s.chunks)} P={s.P} {s.dtype}, {s.layers} layers")
-    for name in ("", "predicted", "measured", "signed error"):
+    table = Table(title=f"{s.model.name}: S={show_tokens(s.seq)} C={show_tokens(s.chunk)} u={len(s.chunks)} P={s.P} {s.dtype}, {s.layers} layer{'s' * (s.layers > 1)}")
+    for name in ("", "predicted", "measured", "predicted / measured - 1"):
         table.add_column(name, justify="right" if name else "left")
     for what, predicted, measured, unit in rows(c):
         scale = SCALE[unit]
         table.add_row(what, f"{predicted * scale:.3f} {unit}", f"{measured * scale:.3f} {unit}", signed(predicted, measured, unit))
+    steps = [ns for ns in c.run.step_ns[1:]]
+    if max(steps) > BUSY * min(steps):
+        console.print(f"This machine was busy: steps took {min(steps) / 1e9:.1f} to {max(steps) / 1e9:.1f} s. Run again when it is idle before judging the times.")
     console.print(table)
     console.print(f"MFU peak: {c.machine['peak_name']}, {c.machine['peak_TFLOPS'] * 1e3:.0f} GFLOP/s a rank. "
                   f"Per-op times cost {(measure.step_ns(c.run)[1] / measure.step_ns(c.run)[0] - 1):+.1%} of a step.")
-    losses = Table(title="loss of each step")
+    losses = Table(title="loss of each step (nats a token)")
     for name in ("step", "scheduled", *(("unchunked", "difference") if c.reference else ())):
         losses.add_column(name, justify="right")
     for step, loss in enumerate(c.run.losses):
@@ -169,6 +175,7 @@ def report(c: Comparison, console: Console) -> None:
     for op, predicted, measured in worst_ops(c):
         table.add_row(op, f"{predicted / 1e6:.2f} ms", f"{measured / 1e6:.2f} ms", signed(predicted, measured, "ms"))
     console.print(table)
+    console.print(f"Process peak RSS: {show_bytes(c.run.rss_bytes)} a rank.")
 
 
 def signed(predicted: float, measured: float, unit: str) -> str:

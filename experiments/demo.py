@@ -22,7 +22,6 @@ def main() -> None:
     except UserError as error:
         print(f"demo: {error}", file=sys.stderr)
         sys.exit(2)
-    console.print(f"Look at {out}/overlay.png, open {out}/trace.json in Perfetto, read {out}/schedule.txt.")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.schedule import SPACES, STREAMS, Schedule
+from sim.schedule import SPACES, Schedule
 
 SHARED, SAVED, NEAR, FAR = range(4)
 """Which instances of a region mean the same bytes by a cell: all; those of one layer; those at the near border of a layer in one

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from sim.cells import Accesses, Cells
-from sim.schedule import PREV, STREAMS, Op, Schedule
+from sim.schedule import PREV, STREAMS, Schedule
 
 N = len(STREAMS)
 HOST = STREAMS.index("host")

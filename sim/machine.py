@@ -99,6 +99,9 @@ class Machine:
         for name, value in given.items():
             if value is not None and value <= 0:
                 raise UserError(f"{name}={value} as given must be positive; try {'80GiB' if name == 'hbm_bytes' else '1TiB'}")
+        for name, size in given.items():
+            if size is not None and size < 1 << 20:
+                raise UserError(f"{name}={size} is less than a MiB; sizes need a unit, try {size or 80}GiB")
         new = {k: {"value": v, "source": "given by user"} for k, v in given.items() if v is not None}
         return replace(self, numbers=self.numbers | new) if new else self
 

@@ -17,7 +17,7 @@ import numpy as np
 from sim.externals import STATE_BYTES, region_params
 from sim.layout import ITEM
 from sim.ops import KINDS
-from sim.schedule import SPACES, STREAMS, Schedule
+from sim.schedule import SPACES, Schedule
 from sim.strategy import Strategy
 from sim.timeline import Timeline
 
@@ -127,7 +127,7 @@ def _arguments(schedule: Schedule, when: _When) -> Lives:
 
 def _workspace(schedule: Schedule, when: _When) -> Lives:
     cache: dict[tuple, int] = {}
-    size, ops, kinds = [], [], []
+    size, ops = [], []
     for name, region in schedule.regions.items():
         for k, op in enumerate(region.ops, when.base[name]):
             if op.stream == "compute":

@@ -67,7 +67,7 @@ def draw_memory(axes: Axes, timeline: Timeline, space: str, name: str) -> None:
     """Bytes of a space in use over time, as steps: what is live in the arena, and all that lies beside it."""
     rows = timeline.memory[space]
     used = sum(rows[row] for row in IN_USE)
-    axes.step(rows["t_ns"] / 1e6, used / 2**20, where="post", color=MEMORY_COLORS[space], linestyle=DASHES[name], label=f"{space} {name}")
+    axes.step(rows["t_ns"] / 1e6, used / 2**20, where="post", color=MEMORY_COLORS[space], linestyle=DASHES[name], label=f"{space}: plan at {name} times")
 
 
 def span_ns(timeline: Timeline) -> int:

@@ -9,6 +9,10 @@ from sim.model import Model
 from sim.units import parse_tokens
 
 
+MOST_CHUNKS = 512
+"""u at most: attention is u^2 / 2 operations, and more would take minutes to lint and simulate."""
+
+
 @dataclass(frozen=True)
 class Strategy:
     """How a model is trained on a sequence."""
@@ -66,6 +70,8 @@ class Strategy:
         if model.kv_heads % P and P % model.kv_heads:
             good = max(p for p in range(1, P) if model.heads % p == 0 and not (model.kv_heads % p and p % model.kv_heads))
             raise UserError(f"{model.kv_heads} KV heads neither split over nor replicate to P={P}; one must divide the other, try P={good}")
+        if seq > MOST_CHUNKS * self.chunk:
+            raise UserError(f"C={self.chunk} cuts S={seq} into {-(-seq // self.chunk)} chunks; at most {MOST_CHUNKS} are built, try C={-(-seq // MOST_CHUNKS // P) * P}")
         if seq < P:
             raise UserError(f"S={seq} is shorter than P={P}; every rank needs a token, try S={P}")
         if self.chunk < seq and self.chunk % P:

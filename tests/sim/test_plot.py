@@ -39,6 +39,6 @@ def test_overlay(timeline, tmp_path, monkeypatch):
     top, middle, hbm, host = made[0].axes
     assert [a.get_title(loc="left") for a in (top, middle)] == ["predicted: 5.0 ms", "measured: 5.0 ms"]
     assert [to_hex(c.get_facecolor()[0]) for c in top.collections] == [to_hex(c.get_facecolor()[0]) for c in middle.collections]
-    assert [line.get_label() for line in hbm.lines] == ["hbm predicted", "hbm measured"]
+    assert [line.get_label() for line in hbm.lines] == ["hbm: plan at predicted times", "hbm: plan at measured times"]
     assert [line.get_ydata().tolist() for line in host.lines] == [[2, 4], [2, 4]]
     assert host.get_xlim() == (0, 5)

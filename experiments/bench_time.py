@@ -48,16 +48,16 @@ def main() -> None:
     made = calibrate.schedules(one, 1, "fp32")
     assert not {(s.seq, s.chunk) for s in made} & {case[:2] for case in CASES}
     sessions = {case: Session(Job(text.show(s), steps=4, link_GBps=LINK_GBPS)) for case, s in cases.items()}
-    probes = [Session(job) for job in calibrate.jobs(made, LINK_GBPS)]
-    for session in [*sessions.values(), *probes]:
+    samplers = [Session(job) for job in calibrate.jobs(made, LINK_GBPS)]
+    for session in [*sessions.values(), *samplers]:
         session.step(False)
     rounds = finished(args.out)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for _ in track(range(len(rounds), args.rounds), description="rounds"):
-        for probe in probes:
-            probe.run.traces.clear()
-            probe.step(True)
-        machine = calibrate.profile(one, 1, "fp32", made, [p.run for p in probes], LINK_GBPS)
+        for sampler in samplers:
+            sampler.run.traces.clear()
+            sampler.step(True)
+        machine = calibrate.profile(one, 1, "fp32", made, [s.run for s in samplers], LINK_GBPS)
         record = {"predicted": {name(c): predict(cases[c], c, machine) for c in CASES}, "measured": {}}
         rounds.append(record)
         save(args.out, rounds, {})  # predictions are on disk before their runs

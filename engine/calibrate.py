@@ -41,7 +41,7 @@ def schedules(model: Model, P: int, dtype: str, strategy: Strategy = Strategy(),
 
 def jobs(made: list[Schedule], link_GBps: float | None = None, device: str = "cpu") -> list[Job]:
     """A traced job for each schedule; a GPU gets seconds of load, so that the last and longest is measured at its steady clock."""
-    return [Job(text.show(s), steps=3 if device == "cpu" else 6, link_GBps=link_GBps, trace_every=1, device=device) for s in made]
+    return [Job(text.show(s), steps=2 if device == "cpu" else 6, link_GBps=link_GBps, trace_every=1, device=device) for s in made]
 
 
 Point = tuple[float, float, float]

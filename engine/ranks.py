@@ -21,6 +21,8 @@ from engine.training import Training
 from engine.worker import LOST, MISTAKE, Job, Run
 from sim.errors import RankLost, UserError
 
+KEEP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_TOP_PAD_": str(1 << 26)}
+"""glibc keeps freed memory instead of giving it back and faulting it in again for every kernel's result."""
 END_S = 30
 """Told to end, ranks have this long."""
 
@@ -80,7 +82,7 @@ class _Workers:
 
     def __init__(self, job: Path, P: int, device: str, errors: Path) -> None:
         starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(P), "-m"] if P > 1 else ["-m"]
-        env = os.environ | {"OMP_NUM_THREADS": "1", "FPDT_SENDER": str(os.getpid()), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        env = os.environ | KEEP | {"OMP_NUM_THREADS": "1", "FPDT_SENDER": str(os.getpid()), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         command = [sys.executable, *starter, "engine.serve", str(job), device]
         self._errors = errors
         with open(errors, "w") as sink:

@@ -80,7 +80,7 @@ def compare(
         run, = ranks.do([Job(text.show(schedule), steps=steps, link_GBps=link_GBps, zero=strategy.zero, device=device)], lambda: bar.advance(task))
         plain = None
         if reference:
-            whole = build(model, strategy.replace(chunk=schedule.seq, offload=False), seq, dtype)
+            whole = build(model, strategy.replace(chunk=schedule.seq, offload=False, save="all"), seq, dtype)
             task = bar.add_task("the same without chunks or offload", total=steps)
             plain = ranks.do([Job(text.show(whole), steps=steps, trace_every=0, last_update=False, device=device)], lambda: bar.advance(task))[0].losses
     measured = measure.timeline(schedule, strategy, machine, run)
@@ -152,7 +152,7 @@ def report(c: Comparison, console: Console) -> None:
     """Prints the comparison, the losses and the five ops with the largest error."""
     s = c.schedule
     table = Table(title=f"{s.model.name}: S={show_tokens(s.seq)} C={show_tokens(s.chunk)} u={len(s.chunks)} P={s.P} {s.dtype}, {s.layers} layer{'s' * (s.layers > 1)}")
-    for name in ("", "predicted", "measured", "predicted / measured - 1"):
+    for name in ("", "predicted", "measured", "signed error"):
         table.add_column(name, justify="right" if name else "left")
     for what, predicted, measured, unit in rows(c):
         scale = SCALE[unit]
@@ -161,6 +161,7 @@ def report(c: Comparison, console: Console) -> None:
     if max(steps) > BUSY * min(steps):
         console.print(f"This machine was busy: steps took {min(steps) / 1e9:.1f} to {max(steps) / 1e9:.1f} s. Run again when it is idle before judging the times.")
     console.print(table)
+    console.print("Signed error: predicted / measured - 1; of shares, the difference in points.")
     console.print(f"MFU peak: {c.machine['peak_name']}, {c.machine['peak_TFLOPS'] * 1e3:.0f} GFLOP/s a rank. "
                   f"Per-op times cost {(measure.step_ns(c.run)[1] / measure.step_ns(c.run)[0] - 1):+.1%} of a step.")
     losses = Table(title="loss of each step (nats a token)")

@@ -33,6 +33,7 @@ class Program:
         if schedule.P > 1 or group is not None:
             _agree(schedule, group)
         lint(schedule)
+        _runnable(schedule)
         self.schedule, self.backend = schedule, backend
         self.runtime = Runtime(schedule.model, schedule.P, rank, kernel, group, backend.copy)
         self.arenas = Arenas(schedule, backend)
@@ -140,6 +141,17 @@ class _Bound:
             return buffer, buffer.shape, base, (at // schedule.P, (at + n) // schedule.P) if chunked else None
         n = args.get("n") or args["kv" if buffer.role in ("kv", "dkv") else "q"]
         return buffer, schedule.layout.shape(buffer.role, n), base, None
+
+
+def _runnable(schedule: Schedule) -> None:
+    """A proved schedule may still be a part, or without a plan. Raises UserError."""
+    for region in ("fwd", "loss", "bwd"):
+        if region not in schedule.regions:
+            raise UserError(f"the schedule has no region {region}, so no step can be run; write all three, as fpdt show does")
+    for owner, buffers in [("*", schedule.saved), *((r.name, r.buffers) for r in schedule.regions.values())]:
+        for b in buffers.values():
+            if b.life != "argument" and b.offset is None:
+                raise UserError(f"{b.name} of {owner} has no offset, so it lies nowhere; give it one inside its arena, such as @0")
 
 
 def _waited_for(schedule: Schedule) -> dict[str, set[str]]:

@@ -22,6 +22,13 @@ def check(schedule: Schedule, where: str = "") -> None:
         Strategy(sp=schedule.P, chunk=schedule.chunk).check(schedule.model, schedule.seq)
     except UserError as error:
         raise UserError(f"{where}{error}") from None
+    for space in SPACES:
+        stride, shared = schedule.stride.get(space, -1), schedule.shared.get(space, -1)
+        if min(stride, shared) < 0 or stride % ALIGN or shared % ALIGN:
+            raise UserError(f"{where}the arena of {space} has stride={stride} shared={shared}; each space has one arena line, both numbers multiples of {ALIGN}, 0 or more")
+    for name in schedule.regions:
+        if set(schedule.require.get(name, ())) != set(owed := ops.owes(name, schedule.model)):
+            raise UserError(f"{where}region {name} must owe all that the step takes from it; write: require  {name} {' '.join(owed)}")
     everywhere = {region: {op.id for op in r.ops} for region, r in schedule.regions.items()}
     for region in schedule.regions.values():
         seen: set[str] = set()
@@ -67,6 +74,8 @@ def _placed(b: Buffer, owner: str, schedule: Schedule, where: str) -> None:
         raise UserError(f"{where}{b.name} of {owner} has life {b.life}; life saved belongs to the buffers of owner *, and only to those")
     if b.life == "argument" and b.offset is not None:
         raise UserError(f"{where}{b.name} of {owner} is an argument but has offset {b.offset}; arguments lie outside the arenas, write -")
+    if owner != "saved" and (b.life == "argument") is not ops.outside(b.name, schedule.model):
+        raise UserError(f"{where}{b.name} of {owner} has life {b.life}; inputs, outputs, weights and gradients are arguments, and nothing else is")
     if b.offset is None:
         return
     part = (schedule.stride if b.life == "saved" else schedule.shared)[b.space]

@@ -53,6 +53,13 @@ class Layout:
                 return (t,)
         raise KeyError(role)
 
+    def like(self, role: str, other: str) -> bool:
+        """Whether chunks of both roles have one shape."""
+        try:
+            return self.shape(role, 2 * self.P) == self.shape(other, 2 * self.P)
+        except KeyError:
+            return False
+
     def size_bytes(self, role: str, n: int) -> int:
         """Bytes of that chunk."""
         size = 8 if role == "label" else ITEM[self.dtype_of(role)]

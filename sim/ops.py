@@ -148,6 +148,18 @@ def initial(name: str, s: Schedule):
     return None
 
 
+def owes(region: str, model: Model) -> tuple[str, ...]:
+    """What a region must leave."""
+    head, block = (tuple(f"d{n}" for n in shapes) for shapes in (model.head_shapes(), model.weight_shapes()))
+    return {"fwd": ("y",), "loss": ("dx", "loss", *head), "bwd": ("dx", *block)}[region]
+
+
+def outside(buffer: str, model: Model) -> bool:
+    """Whether a buffer of this name is handed over from outside."""
+    base, weights = buffer.partition("[")[0], (*model.weight_shapes(), *model.head_shapes())
+    return base in ("x", "y", "dy", "dx", "label", "loss") or base in weights or base[:1] == "d" and base[1:] in weights
+
+
 def owed(tensor: str, s: Schedule) -> dict[str, tuple]:
     """What a required output must stand for at the end of its region, by buffer name."""
     if tensor in ("y", "dx"):

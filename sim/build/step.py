@@ -1,6 +1,7 @@
 """A whole schedule: build, waits, plan, waits."""
 from __future__ import annotations
 
+from sim import ops
 from sim.build import saved
 from sim.build.backward import Backward
 from sim.build.emit import Emit
@@ -25,11 +26,7 @@ def draft(model: Model, strategy: Strategy, seq: int, dtype: str = "bf16") -> Sc
         return Emit(name, layout, parts, strategy.host_sync == "region", kept)
 
     regions = {"fwd": Forward(emit("fwd"), strategy).build(), "loss": loss(emit("loss"), strategy), "bwd": Backward(emit("bwd"), strategy).build()}
-    require = {
-        "fwd": ("y",),
-        "loss": ("dx", "loss", *(f"d{name}" for name in model.head_shapes())),
-        "bwd": ("dx", *(f"d{name}" for name in model.weight_shapes())),
-    }
+    require = {name: ops.owes(name, model) for name in regions}
     return Schedule(model, seq, strategy.sp, min(strategy.chunk, seq), dtype, regions, kept, require)
 
 

@@ -8,8 +8,10 @@ imports what it needs when it runs, so that none waits for torch or matplotlib w
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn, Optional
@@ -17,6 +19,7 @@ from typing import Annotated, NoReturn, Optional
 import typer
 
 from sim.errors import RankLost, UserError, unknown
+from sim.files import folder, writable, write
 from sim.units import parse_bytes, parse_tokens
 
 app = typer.Typer(help=__doc__.split("\n\n")[0], add_completion=False, pretty_exceptions_enable=False)
@@ -112,7 +115,7 @@ def lint(file: Annotated[Path, typer.Argument(help="A schedule as `fpdt show` pr
     from sim.lint import LintError, lint
 
     try:
-        written = file.read_text()
+        written = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"schedule file {file} cannot be read ({getattr(error, 'strerror', 'not text')}); write one with fpdt show --out") from None
     schedule = text.parse(written, file.name)
@@ -132,9 +135,11 @@ def calibrate(
 ) -> None:
     """Measures this machine's CPU cores, for predictions about them."""
     writable(out)
+    positive("--link", link, 10)
     shapes, strategy = chosen(model, gpus, None, None, [], None)
     from experiments.calibrate import calibrate_command
 
+    stoppable()
     calibrate_command(shapes, strategy.sp, one_of_dtypes(dtype), link, out)
 
 
@@ -150,6 +155,7 @@ def compare(
     """Predicts a schedule, trains by it on this machine's CPU cores (launching its own ranks), and prints both."""
     from sim import machine as machines
 
+    positive("--link", link, 10)
     if chunk is None and not any(setting.startswith("chunk=") for setting in settings):
         chunk = "2K"
     shapes, strategy = chosen(model, gpus, chunk, layers, settings, offload, zero)
@@ -158,6 +164,7 @@ def compare(
     dtype = one_of_dtypes(dtype)
     from experiments.compare import compare
 
+    stoppable()
     command = shlex.join(["fpdt", *sys.argv[1:]])
     compare(shapes, strategy, parse_tokens(seq), dtype, steps=steps, machine=computer, link_GBps=link, out=out, command=command)
 
@@ -176,6 +183,7 @@ def train(
     log: Annotated[Optional[Path], typer.Option(metavar="FILE", help="A line of JSON a step; steps.jsonl beside the checkpoints if not given.")] = None,
 ) -> None:
     """Trains on the text of Python's standard library: on GPUs where there are any, else on CPU cores. Under torchrun it uses torchrun's ranks."""
+    positive("--lr", lr, 3e-3)
     if resume and not checkpoint:
         raise UserError("--resume needs the folder to resume from; name it with --checkpoint")
     world = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else gpus
@@ -192,7 +200,12 @@ def train(
     host_sync = [] if device == "cuda" or any(setting.startswith("host_sync=") for setting in settings) else ["host_sync=region"]
     schedule, strategy = built(model, seq, world, chunk, layers, settings + host_sync, offload, dtype or ("bf16" if device == "cuda" else "fp32"), zero)
     job = Job(text.show(schedule), steps, lr=lr, zero=strategy.zero, clip=clip, device=device)
+    if checkpoint and not resume:
+        folder(checkpoint)
     log = log or (checkpoint and checkpoint / "steps.jsonl")
+    writable(log)
+    if "RANK" not in os.environ:
+        stoppable()
     train_command(schedule, Training(job, checkpoint and str(checkpoint), every, resume, log and str(log)))
 
 
@@ -226,19 +239,19 @@ def one_of_dtypes(dtype: str) -> str:
     return dtype
 
 
-def writable(path: Path | None) -> None:
-    """Raises UserError, before any work is done, if a file cannot be written there."""
-    if path and path.is_dir():
-        raise UserError(f"{path} cannot be written, it is a folder; name a file")
-    if path and not path.absolute().parent.is_dir():
-        raise UserError(f"{path} cannot be written, {path.parent} is no folder; name a file in one that exists")
+def positive(name: str, value: float | None, example: float) -> None:
+    """Raises UserError unless a number that was given is positive and finite."""
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise UserError(f"{name} {value} must be a positive number; try {name} {example}")
 
 
-def write(path: Path, content: str) -> None:
-    """Writes a file, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(content)
-    part.replace(path)
+def stoppable() -> None:
+    """From here on SIGTERM ends the command as Ctrl-C does: ranks and temporary files go with it."""
+
+    def stop(*_) -> NoReturn:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
 
 
 def main(argv: list[str] | None = None) -> NoReturn:

@@ -20,6 +20,8 @@ from experiments.calibrate import calibrated, progress
 from sim import export, text
 from sim.build.step import build
 from sim.errors import UserError
+from sim.externals import STATE_BYTES
+from sim.files import claimed, write
 from sim.lint import lint
 from sim.machine import Machine
 from sim.metrics import summary
@@ -59,20 +61,30 @@ def compare(
     """
     console = console or Console()
     device = probe.device()
+    if machine is not None and machine.kind != device:
+        raise UserError(f"machine {machine.name} is a {machine.kind} machine, this one runs on {device}; give what fpdt calibrate wrote here, or none")
     strategy = strategy if device == "cuda" else strategy.replace(host_sync="region")
     schedule = build(model, strategy, seq, dtype)
     lint(schedule)
     check_memory(schedule, strategy, probe.memory_bytes(), SPACES if device == "cpu" else ("host",))
-    out.mkdir(parents=True, exist_ok=True)
-    for stale in ("predicted.json", "measured.json", "summary.json", "overlay.png", "trace.json"):
+    with claimed(out):
+        return _compare(schedule, strategy, seq, device, machine, steps, link_GBps, reference, out, command, console)
+
+
+def _compare(
+    schedule: Schedule, strategy: Strategy, seq: int, device: str, machine: Machine | None, steps: int, link_GBps: float | None,
+    reference: bool, out: Path, command: str, console: Console,
+) -> Comparison:
+    model, dtype = schedule.model, schedule.dtype
+    for stale in ("schedule.txt", "predicted.json", "measured.json", "summary.json", "overlay.png", "trace.json"):
         (out / stale).unlink(missing_ok=True)
     if schedule.seq != seq:
         console.print(f"S={seq} is padded to {schedule.seq}, a multiple of P={schedule.P}, with ignored labels")
     with progress(console) as bar, Ranks(strategy.sp, device) as ranks:
         if machine is None:
             machine = calibrated(model, dtype, ranks, strategy.sp, bar, link_GBps, strategy, device)
-            machine.save(out / "machine.json")
-        (out / "schedule.txt").write_text(text.show(schedule))
+        machine.save(out / "machine.json")
+        write(out / "schedule.txt", text.show(schedule))
         predicted = simulate(schedule, strategy, machine)
         predicted.meta |= {"source": "predicted", "provenance": probe.provenance(), "command": command}
         predicted.save(out / "predicted.json")
@@ -90,25 +102,28 @@ def compare(
     overlay(predicted, measured, out / "overlay.png")
     export.save({"predicted": predicted, "measured": measured}, out / "trace.json")
     report(found, console)
-    _write(out / "summary.json", summary_json(found, command))
+    write(out / "summary.json", json.dumps(summary_json(found, command), indent=1) + "\n")
     console.print(f"Look at {out}/overlay.png, open {out}/trace.json in Perfetto, read {out}/schedule.txt.")
     return found
 
 
 def check_memory(schedule: Schedule, strategy: Strategy, have_bytes: int, spaces: tuple[str, ...] = SPACES) -> None:
-    """The arenas that lie in this machine's memory (on CPU both), of all ranks, fit. Raises UserError with the longest S that would."""
+    """What lies in this machine's memory (on CPU both arenas and the states), of all ranks, fits. Raises UserError with the longest S that would."""
+    states = schedule.model.params * STATE_BYTES * (1 if strategy.zero == 3 else schedule.P) if "hbm" in spaces else 0
+    if states > have_bytes:
+        raise UserError(f"{schedule.model.name} needs {show_bytes(states)} for its states alone, {show_bytes(states - have_bytes)} more than the {show_bytes(have_bytes)} of memory here; take fewer layers (--layers) or a smaller model")
 
     def need(s: Schedule) -> int:
-        return s.P * sum(s.arena_bytes(space) for space in spaces)
+        return states + s.P * sum(s.arena_bytes(space) for space in spaces)
 
     if need(schedule) <= have_bytes:
         return
     low, high = schedule.P, schedule.seq
-    while high - low > max(1, schedule.seq // 256):
+    while high - low > max(1, low // 256):
         middle = (low + high) // 2
         low, high = (middle, high) if need(build(schedule.model, strategy, middle, schedule.dtype)) <= have_bytes else (low, middle)
     raise UserError(
-        f"S={schedule.seq} needs {show_bytes(need(schedule))} for the arenas of {schedule.P} ranks, "
+        f"S={schedule.seq} needs {show_bytes(need(schedule))} for the arenas and states of {schedule.P} ranks, "
         f"{show_bytes(need(schedule) - have_bytes)} more than the {show_bytes(have_bytes)} of memory here; the longest S that fits is about {low}")
 
 
@@ -197,9 +212,3 @@ def summary_json(c: Comparison, command: str) -> dict:
         "worst_ops": [{"op": o, "predicted_ns": p, "measured_ns": m} for o, p, m in worst_ops(c)],
         "strategy": asdict(c.strategy),
     }
-
-
-def _write(path: Path, data: dict) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(data, indent=1) + "\n")
-    part.replace(path)

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from pathlib import Path
 
 from rich.console import Console
@@ -25,7 +24,6 @@ def train_command(schedule: Schedule, training: Training, console: Console | Non
         return
     if training.job.device == "cuda":
         check_gpus(schedule.P)
-    signal.signal(signal.SIGTERM, _interrupt)
     title = f"train {schedule.model.name}, S={show_tokens(schedule.seq)}, {schedule.P} ranks"
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn()
     try:
@@ -40,7 +38,3 @@ def train_command(schedule: Schedule, training: Training, console: Console | Non
     finally:
         if training.checkpoint:
             clean(Path(training.checkpoint))
-
-
-def _interrupt(*_) -> None:
-    raise KeyboardInterrupt

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from sim.files import write
 from sim.timeline import ROWS, Timeline
 
 EVENTS = "traceEvents"
@@ -31,9 +32,7 @@ def trace(timelines: dict[str, Timeline]) -> dict:
 
 def save(timelines: dict[str, Timeline], path: str | Path) -> None:
     """Writes the trace, whole or not at all."""
-    part = Path(path).with_suffix(".part")
-    part.write_text(json.dumps(trace(timelines), separators=(",", ":")) + "\n")
-    part.replace(path)
+    write(path, json.dumps(trace(timelines), separators=(",", ":")) + "\n")
 
 
 def _names(process: int, name: str, timeline: Timeline) -> list[dict]:

@@ -7,12 +7,12 @@ runs while all of them are busy; a set of streams runs no slower than the slowes
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
 from sim.errors import UserError, unknown
+from sim.files import write
 
 NUMBERS = {
     "peak_TFLOPS": ("positive", "what MFU is a share of"),
@@ -38,6 +38,8 @@ NUMBERS = {
 TEXTS = ("peak_name",)
 """Numbers that are words: what the peak is."""
 
+MOST = 1e15
+"""Larger numbers, and smaller ones than one in as many, are no machine's."""
 _EXAMPLE = {"positive": 1, "non-negative": 0, "count": 1}
 _STREAMS = ("compute", "comm", "h2d", "d2h")
 _FIT = ("fixed_ns", "ns_per_gflop", "ns_per_MB")
@@ -65,6 +67,10 @@ class Machine:
         for name in TEXTS:
             if not isinstance(self._entry(name, "x").get("value"), str):
                 raise UserError(f"{self.where}: {name} must be words; try \"{name}\": {{\"value\": \"published dense bf16\", \"source\": \"...\"}}")
+        for table in ("numbers", "fits", "slowdown"):
+            for name, entry in _entries(self.where, table, getattr(self, table)):
+                if not isinstance(entry.get("source", ""), str):
+                    raise UserError(f"{self.where}: {table}.{name} has a source that is no text; try \"source\": \"assumed: why\"")
         for name, (rule, _) in NUMBERS.items():
             _check(self.where, name, self._entry(name, _EXAMPLE[rule]).get("value"), rule)
         for key, fit in self.fits.items():
@@ -99,25 +105,31 @@ class Machine:
         for name, value in given.items():
             if value is not None and value <= 0:
                 raise UserError(f"{name}={value} as given must be positive; try {'80GiB' if name == 'hbm_bytes' else '1TiB'}")
-        for name, size in given.items():
-            if size is not None and size < 1 << 20:
-                raise UserError(f"{name}={size} is less than a MiB; sizes need a unit, try {size or 80}GiB")
+            if value is not None and value < 1 << 20:
+                raise UserError(f"{name}={value} as given is less than a MiB; sizes need a unit, try {value}GiB")
         new = {k: {"value": v, "source": "given by user"} for k, v in given.items() if v is not None}
         return replace(self, numbers=self.numbers | new) if new else self
 
     def save(self, path: str | Path) -> None:
         """Writes the machine as JSON, whole or not at all."""
         data = {"name": self.name, "kind": self.kind, "numbers": self.numbers, "fits": self.fits, "slowdown": self.slowdown}
-        part = Path(path).with_suffix(".part")
-        part.write_text(json.dumps(data, indent=2) + "\n")
-        part.replace(path)
+        write(path, json.dumps(data, indent=2) + "\n")
+
+
+def _entries(where: str, table: str, entries) -> list[tuple[str, dict]]:
+    if not isinstance(entries, dict):
+        raise UserError(f"{where}: {table} must be an object; try \"{table}\": {{}}")
+    for name, entry in entries.items():
+        if not isinstance(entry, dict) or (table == "numbers" and "value" not in entry and name not in NUMBERS and name not in TEXTS):
+            raise UserError(f"{where}: {table}.{name} must be an object; try {{\"value\": 1, \"source\": \"assumed: why\"}}")
+    return list(entries.items())
 
 
 def _check(where: str, name: str, value, rule: str) -> None:
     good = f"try \"{name.rsplit('.', 1)[-1]}\": {_EXAMPLE[rule]}"
     if value is None:
         raise UserError(f"{where}: {name} is missing; {good}")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= MOST or 0 < abs(value) < 1 / MOST:
         raise UserError(f"{where}: {name}={value} is no number; {good}")
     if value < 0 or (rule != "non-negative" and value == 0) or (rule == "count" and value != int(value)):
         need = {"positive": "must be positive", "non-negative": "must not be negative", "count": "must be a whole number, 1 or more"}[rule]
@@ -131,7 +143,7 @@ def load(path: str | Path) -> Machine:
         data = json.loads(path.read_text())
     except OSError as error:
         raise UserError(f"machine file {path} cannot be read ({error.strerror}); try one of {', '.join(presets())}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error}); write it with fpdt calibrate, or copy a preset") from None
     if not isinstance(data, dict) or not isinstance(data.get("numbers"), dict):
         raise UserError(f"{path}: \"numbers\" is missing; a machine has name, kind and numbers, copy a preset")

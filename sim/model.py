@@ -12,6 +12,10 @@ from sim.errors import UserError, unknown
 KINDS = ("llama", "gpt")
 
 
+MOST_LAYERS = 10_000
+"""A typing error lies beyond."""
+
+
 @dataclass(frozen=True)
 class Model:
     """Shapes of a decoder-only transformer. `kind` llama: RMSNorm, SwiGLU, grouped-query attention, no biases; gpt: LayerNorm, GELU,
@@ -35,11 +39,16 @@ class Model:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise unknown("model kind", self.kind, KINDS)
-        if self.dropout > 0:
+        if self.dropout != 0:
             raise UserError(f"dropout {self.dropout} is refused: backward would need the same random state as forward; use 0")
         for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"):
             if getattr(self, field) < 1:
                 raise UserError(f"model {self.name}: {field}={getattr(self, field)} must be at least 1")
+        if self.layers > MOST_LAYERS:
+            raise UserError(f"model {self.name}: layers={self.layers} is more than {MOST_LAYERS}; try layers={MOST_LAYERS}")
+        for field in ("rotary", "rope_theta", "norm_eps"):
+            if not 0 < getattr(self, field) < float("inf"):
+                raise UserError(f"model {self.name}: {field}={getattr(self, field)} must be a positive number; try {type(self).__dataclass_fields__[field].default}")
         if self.heads % self.kv_heads:
             raise UserError(f"model {self.name}: {self.heads} query heads are no multiple of {self.kv_heads} KV heads")
         if not 0 < self.rotary <= 1 or self.rotary_dim % 2 or self.rotary_dim < 2:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from sim.files import replaced
 from sim.timeline import ROWS, Timeline
 
 COLORS = dict(zip(ROWS, ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#bbbbbb")))
@@ -43,9 +44,7 @@ def overlay(predicted: Timeline, measured: Timeline, path: str | Path) -> None:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize="small", frameon=False)
     rows[-1].set_xlabel("ms")
     rows[-1].set_xlim(0, max(map(span_ns, (predicted, measured))) / 1e6)
-    part = Path(path).with_suffix(".part")
-    figure.savefig(part, format="png", dpi=120)
-    part.replace(path)
+    replaced(path, lambda part: figure.savefig(part, format="png", dpi=120))
 
 
 def draw_gantt(axes: Axes, timeline: Timeline, title: str = "") -> None:

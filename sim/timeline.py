@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from sim.errors import UserError
+from sim.files import write
 from sim.machine import Machine
 from sim.schedule import SPACES, STREAMS, Schedule
 from sim.strategy import Strategy
@@ -70,9 +71,7 @@ class Timeline:
         """Writes JSON, whole or not at all."""
         columns = {c: getattr(self, c).tolist() for c in _COLUMNS}
         memory = {space: {row: values.tolist() for row, values in rows.items()} for space, rows in self.memory.items()}
-        part = Path(path).with_suffix(".part")
-        part.write_text(json.dumps({"meta": self.meta, "names": self.names, "streams": ROWS, **columns, "memory": memory}) + "\n")
-        part.replace(path)
+        write(path, json.dumps({"meta": self.meta, "names": self.names, "streams": ROWS, **columns, "memory": memory}) + "\n")
 
 
 def meta(schedule: Schedule, strategy: Strategy, machine: Machine, assumptions: list[str]) -> dict:

@@ -2,10 +2,13 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from sim.errors import UserError
 
 _BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+MOST = 1 << 40
+"""Tokens, at most."""
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -14,9 +17,11 @@ def parse_tokens(text: str | int) -> int:
     if isinstance(text, int):
         return text
     match = re.fullmatch(r"([+-]?\d+(?:\.\d+)?)([KMG]?)", text.strip().upper())
-    value = float(match[1]) * _BINARY[match[2]] if match else 0.5
-    if value != int(value):
-        raise UserError(f"{text!r} is not a whole number of tokens; write it like 65536, 64K or 2M")
+    value = Fraction(match[1]) * _BINARY[match[2]] if match else Fraction(1, 2)
+    if value.denominator > 1:
+        raise UserError(f"{text[:40]!r} is not a whole number of tokens; write it like 65536, 64K or 2M")
+    if abs(value) > MOST:
+        raise UserError(f"{text[:40]!r} is more than 2^40 tokens; write at most 1024G")
     return int(value)
 
 
@@ -28,7 +33,10 @@ def parse_bytes(text: str | int) -> int:
     if not match or (match[2] and not match[3]):
         raise UserError(f"{text!r} is not a size; write it like 80GB (10^9), 80GiB (2^30) or plain bytes")
     table = _BINARY if match[3] == "IB" else _DECIMAL
-    return int(float(match[1]) * table[match[2]])
+    size = int(Fraction(match[1]) * table[match[2]])
+    if size > 1 << 60:
+        raise UserError(f"{text[:40]!r} is more than any machine has; write it like 80GB (10^9), 80GiB (2^30) or plain bytes")
+    return size
 
 
 def show_tokens(tokens: int) -> str:

@@ -82,7 +82,7 @@ class Block(nn.Module):
 
 def cast(names: tuple[str, ...], weights, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Weights by name in a dtype; those that have it are taken as they are."""
-    return {name: w.to(dtype) for name, w in zip(names, weights)}
+    return {name: w.detach().to(dtype) for name, w in zip(names, weights)}
 
 
 def init(name: str, shape: tuple[int, ...], layers: int, generator: torch.Generator | None = None) -> torch.Tensor:

@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
-from engine.arenas import Arenas
+from engine.arenas import Arenas, alone
 from engine.backend.base import Backend, Event
 from engine.launch import LAUNCHERS, Runtime
 from sim.errors import UserError
@@ -114,23 +114,21 @@ class _Bound:
 
     def __init__(self, op: Op, schedule: Schedule, region: str) -> None:
         self.op, self.kind = op, op.kind
-        self._operands = [self._operand(schedule, region, name) for name in op.reads + op.writes]
-        self._fixed: list[torch.Tensor | None] = [None] * len(self._operands)
+        self._operands = {name: self._operand(schedule, region, name) for name in op.reads + op.writes}
+        self._fixed: dict[tuple[str, int], torch.Tensor] = {}
 
     def tensors(self, arenas: Arenas, layer: int, arguments: dict[str, torch.Tensor]) -> tuple[list, list]:
-        found = []
-        for k, (buffer, shape, base, rows) in enumerate(self._operands):
-            tensor = self._fixed[k]
-            if tensor is None:
-                if buffer.life == "argument":
-                    tensor = arguments[base] if rows is None else arguments[base][rows[0]:rows[1]]
-                else:
-                    tensor = arenas.view(buffer, layer, shape)
-                    if buffer.life != "saved":
-                        self._fixed[k] = tensor
-            found.append(tensor)
-        cut = len(self.op.reads)
-        return found[:cut], found[cut:]
+        """What it reads and writes; a buffer that it names twice is one tensor."""
+        found: dict[str, torch.Tensor] = {}
+        for name, (buffer, shape, base, rows) in self._operands.items():
+            if buffer.life == "argument":
+                found[name] = arguments[base] if rows is None else alone(arguments[base][rows[0]:rows[1]])
+                continue
+            place = name, layer if buffer.life == "saved" else 0
+            if place not in self._fixed:
+                self._fixed[place] = arenas.view(buffer, layer, shape)
+            found[name] = self._fixed[place]
+        return [found[name] for name in self.op.reads], [found[name] for name in self.op.writes]
 
     def _operand(self, schedule: Schedule, region: str, name: str):
         buffer, args = schedule.buffer(region, name), self.op.args

@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from engine.deal import IGNORE
-from engine.merge import merge
-from engine.pointwise import ACTIVATION, NORM, NORM_BWD, angles, rotate
+from engine.merge import keep, merge
+from engine.pointwise import (
+    ACTIVATION, ACTIVATION_BWD, NORM, NORM_BWD, add_attn_grads, angles, cross_entropy, rope_kv, rope_kv_bwd, rope_q, rope_q_bwd,
+)
 from sim.model import Model
 from sim.ops import KINDS, split
 from sim.schedule import Op
@@ -41,25 +42,21 @@ def _accumulate(op: Op, k: int) -> bool:
     return op.writes[k] in op.reads
 
 
-def _add(op: Op, k: int, into: torch.Tensor, part: torch.Tensor) -> None:
-    """into (fp32) += part, or = part where the op does not accumulate."""
-    if _accumulate(op, k):
-        into.add_(part)
-    else:
-        into.copy_(part)
-
-
 def _add_mm(into: torch.Tensor, a_TM: torch.Tensor, b_TN: torch.Tensor, more: bool) -> None:
-    """into [M, N] fp32 (+)= a^T b."""
+    """into [M, N] fp32 (+)= a^T b. A GPU sums bf16 products in fp32 where they go; a CPU cannot, and rounds them to bf16 first."""
     if a_TM.dtype == torch.float32:
-        into.addmm_(a_TM.t(), b_TN, beta=float(more)) if more else torch.mm(a_TM.t(), b_TN, out=into)
+        torch.addmm(into, a_TM.t(), b_TN, out=into) if more else torch.mm(a_TM.t(), b_TN, out=into)
+    elif into.is_cuda:
+        how = {"out_dtype": torch.float32, "out": into}
+        torch.addmm(into, a_TM.t(), b_TN, **how) if more else torch.mm(a_TM.t(), b_TN, **how)
     elif more:
         into.add_(a_TM.t() @ b_TN)
     else:
         into.copy_(a_TM.t() @ b_TN)
 
 
-def _rope(rt: Runtime, op: Op, tokens: int, device: torch.device):
+def _rope(rt: Runtime, op: Op, tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(cos, sin) at this rank's tokens of the chunk."""
     return angles(op.args["at"] + rt.rank * tokens, tokens, rt.model.rotary_dim, rt.model.rope_theta, device)
 
 
@@ -70,12 +67,6 @@ def _given(rt: Runtime, op: Op, reads: list) -> tuple:
     return given, [[next(flat) for _ in rt.model.groups[g]] for g in KINDS[op.kind].weights]
 
 
-def _kv_heads(rt: Runtime) -> list[int]:
-    """For each rank in turn, the KV heads it works on: a part of them, or one that several ranks share."""
-    K = max(1, rt.model.kv_heads // rt.P)
-    return [r * rt.model.kv_heads // rt.P + k for r in range(rt.P) for k in range(K)]
-
-
 def _all_heads(x_PTHD: torch.Tensor, T: int) -> torch.Tensor:
     """Token-sharded [P, T, H, D] to [T, P H D]."""
     return x_PTHD.view(-1, T, *x_PTHD.shape[-2:]).transpose(0, 1).reshape(T, -1)
@@ -84,18 +75,10 @@ def _all_heads(x_PTHD: torch.Tensor, T: int) -> torch.Tensor:
 def qkv(rt, op, reads, writes):
     (x_TC,), (norm1, q, kv) = _given(rt, op, reads)
     m, T, P = rt.model, op.args["n"] // rt.P, rt.P
-    cos, sin = _rope(rt, op, T, x_TC.device)
+    angle = _rope(rt, op, T, x_TC.device)
     xn_TC = NORM[m.kind](x_TC, *norm1, m.norm_eps)
-    q_THD = rotate(F.linear(xn_TC, *q).view(T, m.heads, m.head_dim), cos, sin)
-    writes[0].view(P, T, m.heads // P, m.head_dim).copy_(q_THD.view(T, P, -1, m.head_dim).transpose(0, 1))
-    kv_T2GD = F.linear(xn_TC, *kv).view(T, 2, m.kv_heads, m.head_dim)
-    to_PT2KD, heads = writes[1].view(P, T, 2, -1, m.head_dim), _kv_heads(rt)
-    K = len(heads) // P
-    k_TGD = rotate(kv_T2GD[:, 0], cos, sin)
-    for r in range(P):
-        mine = heads[r * K:(r + 1) * K]
-        to_PT2KD[r, :, 0].copy_(k_TGD[:, mine[0]:mine[-1] + 1])
-        to_PT2KD[r, :, 1].copy_(kv_T2GD[:, 1, mine[0]:mine[-1] + 1])
+    rope_q(F.linear(xn_TC, *q).view(T, m.heads, m.head_dim), *angle, writes[0].view(P, T, -1, m.head_dim))
+    rope_kv(F.linear(xn_TC, *kv).view(T, 2, m.kv_heads, m.head_dim), *angle, writes[1].view(P, T, 2, -1, m.head_dim))
 
 
 def a2a(rt, op, reads, writes):
@@ -110,12 +93,9 @@ def copy(rt, op, reads, writes):
 def attn(rt, op, reads, writes):
     part, lse = rt.kernel.forward(reads[0], reads[1], bool(op.args.get("causal")))
     if len(reads) > 2:
-        merge(reads[2], reads[3], part, lse, writes[0])
-        if writes[1].data_ptr() != reads[3].data_ptr():
-            writes[1].copy_(reads[3])
+        merge(reads[2], reads[3], part, lse, *writes)
     else:
-        writes[0].copy_(part)
-        writes[1].copy_(lse)
+        keep(part, lse, *writes)
 
 
 def proj(rt, op, reads, writes):
@@ -138,32 +118,32 @@ def _subs(op: Op, *tensors: torch.Tensor):
 def ffn(rt, op, reads, writes):
     (h,), (norm2, up, down) = _given(rt, op, reads)
     for h_TC, y_TC, *kept in _subs(op, h, *writes):
-        up_TU = F.linear(NORM[rt.model.kind](h_TC, *norm2, rt.model.norm_eps), *up)
-        for to_TU in kept:
-            to_TU.copy_(up_TU)
-        _residual(h_TC, ACTIVATION[rt.model.kind](up_TU)[0], *down, out=y_TC)
+        up_TU = _linear(NORM[rt.model.kind](h_TC, *norm2, rt.model.norm_eps), *up, out=kept[0] if kept else None)
+        _residual(h_TC, ACTIVATION[rt.model.kind](up_TU), *down, out=y_TC)
+
+
+def _linear(x_TM: torch.Tensor, W_NM: torch.Tensor, *bias: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """x W^T [+ bias], into `out` if that is given."""
+    if out is None:
+        return F.linear(x_TM, W_NM, *bias)
+    return torch.addmm(*bias, x_TM, W_NM.t(), out=out) if bias else torch.mm(x_TM, W_NM.t(), out=out)
 
 
 def ce(rt, op, reads, writes):
     (x, label), (normf, (Whead,)) = _given(rt, op, reads)
     dx, loss, *dnormf, dWhead = writes
-    eps, kind = rt.model.norm_eps, rt.model.kind
-    if not _accumulate(op, 1):
-        for each in writes[1:]:
-            each.zero_()
+    eps, kind, more = rt.model.norm_eps, rt.model.kind, _accumulate(op, 1)
+    if not more:
+        loss.zero_()
     share = 1.0 / rt.valid if rt.valid else 0.0
     for x_TC, label_T, dx_TC in _subs(op, x, label, dx):
         xn_TC = NORM[kind](x_TC, *normf, eps)
-        logp_TV = torch.log_softmax((xn_TC @ Whead.t()).float(), dim=-1)
-        loss += F.nll_loss(logp_TV, label_T, ignore_index=IGNORE, reduction="sum") * share
-        counts_T1 = (label_T != IGNORE).float().unsqueeze(1)
-        grad_TV = logp_TV.exp_().scatter_add_(1, label_T.clamp(min=0).unsqueeze(1), -counts_T1).mul_(counts_T1 * share)
-        grad_TV = grad_TV.to(x_TC.dtype)
-        _add_mm(dWhead, grad_TV, xn_TC, True)
-        part, *dweights = NORM_BWD[kind](x_TC, *normf, grad_TV @ Whead, eps)
-        dx_TC.copy_(part)
-        for into, dweight in zip(dnormf, dweights):
-            into += dweight
+        grad_TV = xn_TC @ Whead.t()
+        cross_entropy(grad_TV, label_T, loss, share)
+        _add_mm(dWhead, grad_TV, xn_TC, more)
+        del xn_TC
+        NORM_BWD[kind](x_TC, *normf, grad_TV @ Whead, None, dx_TC, *dnormf, eps, more)
+        more = True
 
 
 def ffn_bwd(rt, op, reads, writes):
@@ -173,14 +153,13 @@ def ffn_bwd(rt, op, reads, writes):
     more, eps, kind = _accumulate(op, 1), rt.model.norm_eps, rt.model.kind
     for h_TC, dy_TC, dh_TC, *kept in _subs(op, h, dy, dh, *saved):
         hn_TC = NORM[kind](h_TC, *norm2, eps)
-        act_TF, back = ACTIVATION[kind](*kept or [F.linear(hn_TC, *up)])
+        up_TU = kept[0] if kept else F.linear(hn_TC, *up)
+        act_TF = dy_TC @ down[0]
+        dup_TU = ACTIVATION_BWD[kind](up_TU, act_TF)
         _add_linear(ddown, dy_TC, act_TF, more)
-        dup_TU = back(dy_TC @ down[0])
         _add_linear(dup, dup_TU, hn_TC, more)
-        part, *dweights = NORM_BWD[kind](h_TC, *norm2, dup_TU @ up[0], eps)
-        dh_TC.copy_(part.add_(dy_TC))
-        for into, dweight in zip(dnorm2, dweights):
-            into.add_(dweight) if more else into.copy_(dweight)
+        del up_TU, act_TF, hn_TC
+        NORM_BWD[kind](h_TC, *norm2, dup_TU @ up[0], dy_TC, dh_TC, *dnorm2, eps, more)
         more = True
 
 
@@ -201,36 +180,33 @@ def _add_linear(into: list, grad_TN: torch.Tensor, input_TM: torch.Tensor, more:
 def proj_bwd(rt, op, reads, writes):
     (dh_TC, o), (Wo,) = _given(rt, op, reads)
     T = len(dh_TC)
-    do_THD = (dh_TC @ Wo[0]).view(T, rt.P, -1, rt.model.head_dim)
-    writes[0].view(rt.P, T, -1, rt.model.head_dim).copy_(do_THD.transpose(0, 1))
+    if rt.P == 1:
+        torch.mm(dh_TC, Wo[0], out=writes[0].view(T, -1))
+    else:
+        do_THD = (dh_TC @ Wo[0]).view(T, rt.P, -1, rt.model.head_dim)
+        writes[0].view(rt.P, T, -1, rt.model.head_dim).copy_(do_THD.transpose(0, 1))
+        del do_THD
     _add_linear(writes[1:], dh_TC, _all_heads(o, T), _accumulate(op, 1))
 
 
 def attn_bwd(rt, op, reads, writes):
     q, kv, do, o, lse = reads[:5]
-    dq, dk, dv = rt.kernel.backward(do, q, kv, o, lse, bool(op.args.get("causal")))
-    _add(op, 0, writes[0], dq)
-    _add(op, 1, writes[1][:, 0], dk)
-    _add(op, 1, writes[1][:, 1], dv)
+    grads = rt.kernel.backward(do, q, kv, o, lse, bool(op.args.get("causal")))
+    add_attn_grads(*grads, *writes, _accumulate(op, 0), _accumulate(op, 1))
 
 
 def q_bwd(rt, op, reads, writes):
-    dq, x_TC, _ = reads[:3]
-    m, T = rt.model, len(x_TC)
-    dq_THD = rotate(_all_heads(dq, T).view(T, m.heads, m.head_dim), *_rope(rt, op, T, x_TC.device), inverse=True)
-    _input_grad(rt, op, dq_THD.reshape(T, -1).to(x_TC.dtype), reads, writes)
+    dq, x_TC = reads[:2]
+    T = len(x_TC)
+    dq_PTHD = dq.view(rt.P, T, -1, rt.model.head_dim)
+    _input_grad(rt, op, rope_q_bwd(dq_PTHD, *_rope(rt, op, T, x_TC.device), x_TC.dtype), reads, writes)
 
 
 def kv_bwd(rt, op, reads, writes):
-    dkv, x_TC, _ = reads[:3]
-    m, T, P = rt.model, len(x_TC), rt.P
-    dkv_PT2KD = dkv.view(P, T, 2, -1, m.head_dim)
-    if m.kv_heads < P:  # ranks that shared a KV head: their gradients sum
-        dkv_PT2KD = dkv_PT2KD.unflatten(0, (m.kv_heads, P // m.kv_heads)).sum(1)
-    dkv_T2GD = dkv_PT2KD.permute(1, 2, 0, 3, 4).reshape(T, 2, m.kv_heads, m.head_dim)
-    dk_TGD = rotate(dkv_T2GD[:, 0], *_rope(rt, op, T, x_TC.device), inverse=True)
-    flat = torch.stack((dk_TGD, dkv_T2GD[:, 1]), dim=1).view(T, -1).to(x_TC.dtype)
-    _input_grad(rt, op, flat, reads, writes)
+    dkv, x_TC = reads[:2]
+    T = len(x_TC)
+    dkv_PT2KD = dkv.view(rt.P, T, 2, -1, rt.model.head_dim)
+    _input_grad(rt, op, rope_kv_bwd(dkv_PT2KD, *_rope(rt, op, T, x_TC.device), rt.model.kv_heads, x_TC.dtype), reads, writes)
 
 
 def _input_grad(rt, op, dproj_TM, reads, writes):
@@ -238,12 +214,9 @@ def _input_grad(rt, op, dproj_TM, reads, writes):
     (_, x_TC, rest_TC), (norm1, W) = _given(rt, op, reads)
     dx_TC, *sums = writes
     dnorm1, dW = _groups(rt, op, sums)
-    eps, kind = rt.model.norm_eps, rt.model.kind
-    _add_linear(dW, dproj_TM, NORM[kind](x_TC, *norm1, eps), _accumulate(op, len(writes) - 1))
-    part, *dweights = NORM_BWD[kind](x_TC, *norm1, dproj_TM @ W[0], eps)
-    dx_TC.copy_(part.add_(rest_TC))
-    for k, (into, dweight) in enumerate(zip(dnorm1, dweights), 1):
-        _add(op, k, into, dweight)
+    eps, kind, more = rt.model.norm_eps, rt.model.kind, _accumulate(op, len(writes) - 1)
+    _add_linear(dW, dproj_TM, NORM[kind](x_TC, *norm1, eps), more)
+    NORM_BWD[kind](x_TC, *norm1, dproj_TM @ W[0], rest_TC, dx_TC, *dnorm1, eps, _accumulate(op, 1))
 
 
 LAUNCHERS = {

@@ -3,9 +3,12 @@ from __future__ import annotations
 
 import torch
 
+from engine.fused import fused
 
-def merge(acc_SHD: torch.Tensor, lse_HS: torch.Tensor, part_SHD: torch.Tensor, part_lse_HS: torch.Tensor, out_SHD: torch.Tensor) -> None:
-    """out <- the softmax-weighted mean of acc (fp32) and part; lse <- log(e^lse + e^part_lse), in place. out may be acc itself.
+
+@fused
+def merge(acc_SHD: torch.Tensor, lse_HS: torch.Tensor, part_SHD: torch.Tensor, part_lse_HS: torch.Tensor, out_SHD: torch.Tensor, out_lse_HS: torch.Tensor) -> None:
+    """out <- the softmax-weighted mean of acc (fp32) and part; out_lse <- log(e^lse + e^part_lse). out may be acc itself, out_lse lse.
 
     The weight of the part is sigmoid(part_lse - lse), which neither overflows nor cancels.
     """
@@ -15,4 +18,11 @@ def merge(acc_SHD: torch.Tensor, lse_HS: torch.Tensor, part_SHD: torch.Tensor, p
         torch.lerp(acc_SHD, part, weight, out=out_SHD)
     else:
         out_SHD.copy_(torch.lerp(acc_SHD, part, weight))
-    torch.logaddexp(lse_HS, part_lse_HS, out=lse_HS)
+    torch.logaddexp(lse_HS, part_lse_HS, out=out_lse_HS)
+
+
+@fused
+def keep(part_SHD: torch.Tensor, part_lse_HS: torch.Tensor, out_SHD: torch.Tensor, out_lse_HS: torch.Tensor) -> None:
+    """The first part of a row: nothing to merge with."""
+    out_SHD.copy_(part_SHD)
+    out_lse_HS.copy_(part_lse_HS)

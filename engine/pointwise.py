@@ -1,19 +1,22 @@
-"""Norms, activations and RoPE on one chunk, forward and backward, statistics and angles in fp32 or better.
+"""Norms, activations, RoPE and cross entropy on one chunk, forward and backward, statistics and angles in fp32 or better.
 
-    NORM[kind](x_TC, *weights, eps)              RMSNorm (weight) for llama, LayerNorm (weight, bias) for gpt
-    NORM_BWD[kind](x_TC, *weights, grad_TC, eps)  its (dx, dweight[, dbias])
-    ACTIVATION[kind](up_TU)                      SwiGLU (gate and up side by side) or GELU, as (activation_TF, its backward)
+    NORM[kind](x_TC, *weights, eps)            RMSNorm (weight) for llama, LayerNorm (weight, bias) for gpt
+    NORM_BWD[kind](...)                        its gradients, written where they belong
+    ACTIVATION[kind](up_TU)                    SwiGLU (gate and up side by side) or GELU
+    ACTIVATION_BWD[kind](up_TU, grad_TF)       the gradient of up; grad becomes the activation
 
 GELU is the tanh form: GPT-2's and GPT-3's, and what Megatron's fused bias-GELU computes.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 
+from engine.deal import IGNORE
+from engine.fused import fused
 
+
+@fused
 def rms_norm(x_TC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
     """x / rms(x) * weight, in x's dtype."""
     x = x_TC.float()
@@ -21,58 +24,92 @@ def rms_norm(x_TC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Te
     return (x * weight_C.float()).to(x_TC.dtype)
 
 
-def rms_norm_bwd(x_TC: torch.Tensor, weight_C: torch.Tensor, grad_TC: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(dx [T, C] fp32, dweight [C] fp32). Linear in grad, so parts of a gradient can go through one by one."""
+@fused
+def rms_norm_bwd(x_TC, weight_C, grad_TC, rest_TC, dx_TC, dweight_C, eps: float, more: bool) -> None:
+    """dx = [rest +] the norm's backward of grad; dweight (fp32) (+)= its part. rest may be None, or dx itself. Linear in grad, so parts
+    of a gradient can go through one by one."""
     x, g = x_TC.float(), grad_TC.float()
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     unit = x * scale
-    dweight = (g * unit).sum(0)
+    _gain(dweight_C, (g * unit).sum(0), more)
     g = g * weight_C.float()
-    return scale * (g - unit * (g * unit).mean(-1, keepdim=True)), dweight
+    _put(dx_TC, scale * (g - unit * (g * unit).mean(-1, keepdim=True)), rest_TC)
 
 
+@fused
 def layer_norm(x_TC: torch.Tensor, weight_C: torch.Tensor, bias_C: torch.Tensor, eps: float) -> torch.Tensor:
     """(x - mean(x)) / std(x) * weight + bias, in x's dtype."""
     return F.layer_norm(x_TC.float(), weight_C.shape, weight_C.float(), bias_C.float(), eps).to(x_TC.dtype)
 
 
-def layer_norm_bwd(x_TC: torch.Tensor, weight_C: torch.Tensor, bias_C: torch.Tensor, grad_TC: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
-    """(dx [T, C] fp32, dweight [C] fp32, dbias [C] fp32). Linear in grad, as above."""
+@fused
+def layer_norm_bwd(x_TC, weight_C, bias_C, grad_TC, rest_TC, dx_TC, dweight_C, dbias_C, eps: float, more: bool) -> None:
+    """As rms_norm_bwd, with a bias."""
     x, g = x_TC.float(), grad_TC.float()
     x = x - x.mean(-1, keepdim=True)
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     unit = x * scale
-    dweight, dbias = (g * unit).sum(0), g.sum(0)
+    _gain(dweight_C, (g * unit).sum(0), more)
+    _gain(dbias_C, g.sum(0), more)
     g = g * weight_C.float()
-    return scale * (g - g.mean(-1, keepdim=True) - unit * (g * unit).mean(-1, keepdim=True)), dweight, dbias
+    _put(dx_TC, scale * (g - g.mean(-1, keepdim=True) - unit * (g * unit).mean(-1, keepdim=True)), rest_TC)
 
 
-def swiglu(up_TU: torch.Tensor) -> tuple[torch.Tensor, Callable]:
+def _gain(into: torch.Tensor, part: torch.Tensor, more: bool) -> None:
+    into.add_(part) if more else into.copy_(part)
+
+
+def _put(into: torch.Tensor, part: torch.Tensor, rest: torch.Tensor | None) -> None:
+    into.copy_(part if rest is None else part.add_(rest))
+
+
+@fused
+def swiglu(up_TU: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up."""
     gate_TF, up_TF = up_TU.chunk(2, dim=-1)
+    return F.silu(gate_TF) * up_TF
+
+
+@fused
+def swiglu_bwd(up_TU: torch.Tensor, grad_TF: torch.Tensor) -> torch.Tensor:
+    """The gradient of up_TU, given that of swiglu(up_TU), which is overwritten with swiglu(up_TU)."""
+    gate_TF, up_TF = up_TU.chunk(2, dim=-1)
     act_TF = F.silu(gate_TF)
-
-    def backward(grad_TF: torch.Tensor) -> torch.Tensor:
-        dgate_TF = torch.ops.aten.silu_backward(grad_TF * up_TF, gate_TF)
-        return torch.cat((dgate_TF, grad_TF * act_TF), dim=-1)
-
-    return act_TF * up_TF, backward
+    dgate_TF = torch.ops.aten.silu_backward(grad_TF * up_TF, gate_TF)
+    dup_TU = torch.cat((dgate_TF, grad_TF * act_TF), dim=-1)
+    grad_TF.copy_(act_TF * up_TF)
+    return dup_TU
 
 
-def gelu(up_TF: torch.Tensor) -> tuple[torch.Tensor, Callable]:
+@fused
+def gelu(up_TF: torch.Tensor) -> torch.Tensor:
     """GELU, tanh form."""
-    return F.gelu(up_TF, approximate="tanh"), lambda grad_TF: torch.ops.aten.gelu_backward(grad_TF, up_TF, approximate="tanh")
+    return F.gelu(up_TF, approximate="tanh")
+
+
+@fused
+def gelu_bwd(up_TF: torch.Tensor, grad_TF: torch.Tensor) -> torch.Tensor:
+    """The gradient of up_TF, given that of gelu(up_TF), which is overwritten with gelu(up_TF)."""
+    dup_TF = torch.ops.aten.gelu_backward(grad_TF, up_TF, approximate="tanh")
+    grad_TF.copy_(F.gelu(up_TF, approximate="tanh"))
+    return dup_TF
 
 
 NORM = {"llama": rms_norm, "gpt": layer_norm}
 NORM_BWD = {"llama": rms_norm_bwd, "gpt": layer_norm_bwd}
 ACTIVATION = {"llama": swiglu, "gpt": gelu}
+ACTIVATION_BWD = {"llama": swiglu_bwd, "gpt": gelu_bwd}
 
 
 def angles(first: int, tokens: int, rotary_dim: int, theta: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(cos, sin), each [tokens, 1, rotary_dim / 2] fp32, of global positions first .. first + tokens. Angles in fp64: positions reach millions."""
-    frequency = theta ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=device) / rotary_dim)
-    angle = torch.outer(torch.arange(first, first + tokens, dtype=torch.float64, device=device), frequency).unsqueeze(1)
+    return _angles(torch.arange(first, first + tokens, dtype=torch.float64, device=device), rotary_dim, theta)
+
+
+@fused
+def _angles(position_T: torch.Tensor, rotary_dim: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
+    frequency = theta ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=position_T.device) / rotary_dim)
+    angle = torch.outer(position_T, frequency).unsqueeze(1)
     return angle.cos().float(), angle.sin().float()
 
 
@@ -83,3 +120,54 @@ def rotate(x_THD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inverse: b
     a, b = x[..., :rotary].chunk(2, dim=-1)
     sin = -sin if inverse else sin
     return torch.cat((a * cos - b * sin, b * cos + a * sin, x[..., rotary:]), dim=-1)
+
+
+@fused
+def rope_q(q_THD: torch.Tensor, cos_T1R: torch.Tensor, sin_T1R: torch.Tensor, to_PTHD: torch.Tensor) -> None:
+    """Rotated queries, heads dealt to ranks: rank p gets heads p H ... of P H."""
+    to_PTHD.copy_(rotate(q_THD, cos_T1R, sin_T1R).unflatten(1, (len(to_PTHD), -1)).transpose(0, 1))
+
+
+@fused
+def rope_kv(kv_T2GD: torch.Tensor, cos_T1R: torch.Tensor, sin_T1R: torch.Tensor, to_PT2KD: torch.Tensor) -> None:
+    """Rotated keys, and values, heads dealt to ranks; a head goes to several ranks where there are fewer heads than ranks."""
+    P, G = len(to_PT2KD), kv_T2GD.shape[2]
+    kv = torch.stack((rotate(kv_T2GD[:, 0], cos_T1R, sin_T1R), kv_T2GD[:, 1].float()), dim=1)
+    if G < P:
+        kv = kv.repeat_interleave(P // G, dim=2)
+    to_PT2KD.copy_(kv.unflatten(2, (P, -1)).permute(2, 0, 1, 3, 4))
+
+
+@fused
+def rope_q_bwd(dq_PTHD: torch.Tensor, cos_T1R: torch.Tensor, sin_T1R: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The gradient of the query projection's output [T, P H D]."""
+    return rotate(dq_PTHD.transpose(0, 1).flatten(1, 2), cos_T1R, sin_T1R, inverse=True).flatten(1).to(dtype)
+
+
+@fused
+def rope_kv_bwd(dkv_PT2KD: torch.Tensor, cos_T1R: torch.Tensor, sin_T1R: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
+    """The gradient of the key and value projection's output [T, 2 heads D]. Ranks that shared a head: their gradients sum."""
+    P = len(dkv_PT2KD)
+    if heads < P:
+        dkv_PT2KD = dkv_PT2KD.unflatten(0, (heads, P // heads)).sum(1)
+    dkv_T2GD = dkv_PT2KD.permute(1, 2, 0, 3, 4).flatten(2, 3)
+    return torch.stack((rotate(dkv_T2GD[:, 0], cos_T1R, sin_T1R, inverse=True), dkv_T2GD[:, 1]), dim=1).flatten(1).to(dtype)
+
+
+@fused
+def add_attn_grads(dq_SHD, dk_TKD, dv_TKD, into_SHD, into_T2KD, more_q: bool, more_kv: bool) -> None:
+    """dq and dkv accumulators (fp32) (+)= what one pair of chunks gives."""
+    _gain(into_SHD, dq_SHD, more_q)
+    _gain(into_T2KD[:, 0], dk_TKD, more_kv)
+    _gain(into_T2KD[:, 1], dv_TKD, more_kv)
+
+
+@fused
+def cross_entropy(logits_TV: torch.Tensor, label_T: torch.Tensor, loss_1: torch.Tensor, share: float) -> None:
+    """loss += share * the sum over tokens that count; logits become their gradients. A token whose label is IGNORE does not count."""
+    logp_TV = torch.log_softmax(logits_TV.float(), dim=-1)
+    counts_T1 = (label_T != IGNORE).unsqueeze(1)
+    label_T1 = label_T.clamp(min=0).unsqueeze(1)
+    loss_1.sub_(share * logp_TV.gather(1, label_T1).masked_fill(~counts_T1, 0).sum())
+    hit_TV = torch.arange(logits_TV.shape[1], device=logits_TV.device) == label_T1
+    logits_TV.copy_((logp_TV.exp() - hit_TV.float()) * (counts_T1 * share))

@@ -438,13 +438,17 @@ def _free(op: Op, s: Schedule) -> Work:
 
 
 def _scratch(rows: Callable, sub: bool = False):
-    """Workspace of `rows(model, element bytes)` bytes a token of one sub-chunk; less the FFN's up projection where that is an operand."""
+    """Workspace of `rows(model, element bytes, P, up is an operand)` bytes a token of one sub-chunk, and a few for statistics."""
 
     def workspace(op: Op, s: Schedule) -> int:
-        t, m, e = op.args["n"] // s.P, s.model, ITEM[s.dtype]
-        return -(-t // op.args["sub"] if sub else -t) * (rows(m, e) - (e * m.up_dim if saves_up(op, s) else 0))
+        t = op.args["n"] // s.P
+        return -(-t // op.args["sub"] if sub else -t) * (rows(s.model, ITEM[s.dtype], s.P, saves_up(op, s)) + STATISTICS)
 
     return workspace
+
+
+STATISTICS = 16
+"""Bytes a token of what norms, losses and RoPE positions keep by row."""
 
 
 def saves_up(op: Op, s: Schedule) -> bool:
@@ -468,26 +472,26 @@ def _add(name, stream, reads, weights, writes, sums, args, work, data, workspace
 
 _add("qkv", "compute", "x", "norm1 q kv", "q kv", "", "n at",
      _gemm(lambda m: m.hidden * (m.q_dim + 2 * m.kv_dim), 1, 6), _qkv,
-     _scratch(lambda m, e: e * (m.hidden + m.q_dim + 2 * m.kv_dim)))
+     _scratch(lambda m, e, P, up: e * (m.hidden + max(m.q_dim, 2 * m.kv_dim)) + 4 * m.rotary_dim))
 _add("a2a", "comm", "from", "", "to", "", "n", _a2a_work, _a2a)
 _add("offload", "d2h", "from", "", "to", "", "n", _link, _copy)
 _add("reload", "h2d", "from", "", "to", "", "n", _link, _copy)
 _add("attn", "compute", "q kv o? lse?", "", "o lse", "", "q kv", _attn_work(2), _attn, _attn_scratch)
 _add("proj", "compute", "o x", "o", "h", "", "n", _gemm(lambda m: m.q_dim * m.hidden, 1, 4), _proj,
-     _scratch(lambda m, e: e * (m.q_dim + m.hidden)))
+     _scratch(lambda m, e, P, up: e * m.q_dim * (P > 1)))
 _add("ffn", "compute", "h", "norm2 up down", "y up?", "", "n sub", _gemm(lambda m: (m.up_dim + m.ffn) * m.hidden, 1, 10), _ffn,
-     _scratch(lambda m, e: e * (2 * m.hidden + m.up_dim + m.ffn), sub=True))
+     _scratch(lambda m, e, P, up: e * (max(m.hidden, m.ffn) + m.up_dim * (not up)), sub=True))
 _add("ce", "compute", "x label", "normf head", "dx", "loss dnormf dhead", "n sub",
      _gemm(lambda m: m.vocab * m.hidden, 3, 8), _ce,
-     _scratch(lambda m, e: (2 * e + 8) * m.vocab + 3 * e * m.hidden, sub=True))
+     _scratch(lambda m, e, P, up: e * (m.vocab + m.hidden), sub=True))
 _add("ffn_bwd", "compute", "h dy up?", "norm2 up down", "dh", "dnorm2 dup ddown", "n sub",
      _gemm(lambda m: (m.up_dim + m.ffn) * m.hidden, 2, 16, _ffn_again), _ffn_bwd,
-     _scratch(lambda m, e: e * (3 * m.hidden + 3 * m.up_dim + m.ffn), sub=True))
+     _scratch(lambda m, e, P, up: e * (m.hidden + m.ffn + m.up_dim * (2 - up)), sub=True))
 _add("proj_bwd", "compute", "dh o", "o", "do", "do", "n", _gemm(lambda m: m.q_dim * m.hidden, 2, 6), _proj_bwd,
-     _scratch(lambda m, e: e * 2 * m.q_dim))
+     _scratch(lambda m, e, P, up: e * m.q_dim * (P > 1)))
 _add("attn_bwd", "compute", "q kv do o lse dq? dkv?", "", "dq dkv", "", "q kv", _attn_work(5), _attn_bwd, _attn_scratch)
 _add("q_bwd", "compute", "dq x dx", "norm1 q", "dx", "dnorm1 dq", "n at",
-     _gemm(lambda m: m.q_dim * m.hidden, 2, 10), _q_bwd, _scratch(lambda m, e: e * (2 * m.q_dim + 3 * m.hidden)))
+     _gemm(lambda m: m.q_dim * m.hidden, 2, 10), _q_bwd, _scratch(lambda m, e, P, up: e * m.q_dim + max(e * m.hidden, 4 * m.rotary_dim)))
 _add("kv_bwd", "compute", "dkv x dx", "norm1 kv", "dx", "dnorm1 dkv", "n at",
-     _gemm(lambda m: 2 * m.kv_dim * m.hidden, 2, 10), _kv_bwd, _scratch(lambda m, e: e * (4 * m.kv_dim + 3 * m.hidden)))
+     _gemm(lambda m: 2 * m.kv_dim * m.hidden, 2, 10), _kv_bwd, _scratch(lambda m, e, P, up: e * 2 * m.kv_dim + max(e * m.hidden, 4 * m.rotary_dim)))
 _add("sync", "host", "", "", "", "", "", _free, _sync)

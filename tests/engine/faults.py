@@ -75,18 +75,19 @@ def _rope_local_to_chunk(stack: ExitStack) -> None:
 
 def _fp16_accumulators(stack: ExitStack) -> None:
     """Partial outputs and gradients pass through fp16 each time something is added."""
-    add, merge = launch._add, launch.merge
+    add, merge = launch.add_attn_grads, launch.merge
 
-    def rounded_add(op, k, into, part):
-        add(op, k, into, part)
-        into.copy_(into.half())
+    def rounded_add(dq, dk, dv, into_q, into_kv, *more):
+        add(dq, dk, dv, into_q, into_kv, *more)
+        for into in (into_q, into_kv):
+            into.copy_(into.half())
 
-    def rounded_merge(acc, lse, part, part_lse, out):
-        merge(acc, lse, part, part_lse, out)
+    def rounded_merge(acc, lse, part, part_lse, out, out_lse):
+        merge(acc, lse, part, part_lse, out, out_lse)
         out.copy_(out.half())
-        lse.copy_(lse.half())
+        out_lse.copy_(out_lse.half())
 
-    stack.enter_context(patch.object(launch, "_add", rounded_add))
+    stack.enter_context(patch.object(launch, "add_attn_grads", rounded_add))
     stack.enter_context(patch.object(launch, "merge", rounded_merge))
 
 

@@ -14,7 +14,7 @@ def merged(outs, lses, dtype=torch.float32):
 
     acc, lse = part(outs[0]).float(), torch.tensor([[float(lses[0])]])
     for out, more in zip(outs[1:], lses[1:]):
-        merge(acc, lse, part(out), torch.tensor([[float(more)]]), acc)
+        merge(acc, lse, part(out), torch.tensor([[float(more)]]), acc, lse)
     return acc, lse
 
 
@@ -42,7 +42,7 @@ def test_close_parts_are_the_weighted_mean(dtype):
     lses = 3 * torch.randn(5, H, S, generator=generator)
     acc, lse = outs[0].float().clone(), lses[0].clone()
     for out, more in zip(outs[1:], lses[1:]):
-        merge(acc, lse, out, more, acc)
+        merge(acc, lse, out, more, acc, lse)
     weights = torch.softmax(lses.double(), 0)
     right = torch.einsum("nhs,nshd->shd", weights, outs.double())
     assert torch.allclose(acc.double(), right, rtol=0, atol=1e-6)
@@ -51,6 +51,6 @@ def test_close_parts_are_the_weighted_mean(dtype):
 
 def test_the_last_merge_may_write_another_dtype():
     acc, lse, out = torch.ones(1, 1, 2), torch.zeros(1, 1), torch.empty(1, 1, 2, dtype=torch.bfloat16)
-    merge(acc, lse, torch.full((1, 1, 2), 3.0, dtype=torch.bfloat16), torch.zeros(1, 1), out)
+    merge(acc, lse, torch.full((1, 1, 2), 3.0, dtype=torch.bfloat16), torch.zeros(1, 1), out, lse)
     assert out.tolist() == [[[2.0, 2.0]]]
     assert acc.tolist() == [[[1.0, 1.0]]]

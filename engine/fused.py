@@ -1,0 +1,55 @@
+"""Fused: a chain of pointwise work and reductions is one or two kernels on a GPU, through torch.compile; on CPU it runs as it is written.
+
+    @fused
+    def scale(x_TC, factor): ...
+
+The dims that a parameter's name calls T or S (tokens) are dynamic: one compilation serves full and short chunks, and gives both the
+same bits. Everything else (dtypes, heads, flags) is compiled for.
+"""
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from functools import cache, wraps
+
+import torch
+
+enabled = True
+"""False runs everything as written on GPUs too, for tools that have to see each operation."""
+TOKENS = "TS"
+VARIANTS = 64
+"""Compilations of one function at most; more means that something varies which should not."""
+
+
+def fused(function: Callable) -> Callable:
+    """The function, compiled where its first argument is on a GPU. It may write into its arguments; `function` and what it calls stay plain torch."""
+    tokens = [(k, dim) for k, name in enumerate(inspect.signature(function).parameters) if (dim := _token_dim(name)) is not None]
+
+    @wraps(function)
+    def call(*args):
+        if not (args[0].is_cuda and enabled):
+            return function(*args)
+        for k, dim in tokens:
+            if args[k] is not None:
+                torch._dynamo.maybe_mark_dynamic(args[k], dim)
+        if not hasattr(_thread, "ready"):
+            torch._dynamo.config.recompile_limit = VARIANTS  # a setting of each thread, and autograd has its own
+            _thread.ready = True
+        return _compiled(function)(*args)
+
+    return call
+
+
+_thread = threading.local()
+
+
+@cache
+def _compiled(function: Callable) -> Callable:
+    return torch.compile(function, fullgraph=True)
+
+
+def _token_dim(name: str) -> int | None:
+    """Which dim of a tensor called like lse_HS counts tokens."""
+    _, underscore, dims = name.rpartition("_")
+    return next((k for k, dim in enumerate(dims) if dim in TOKENS), None) if underscore and dims.isupper() else None

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from engine.merge import keep, merge
 from engine.pointwise import (
-    ACTIVATION, ACTIVATION_BWD, NORM, NORM_BWD, add_attn_grads, angles, cross_entropy, rope_kv, rope_kv_bwd, rope_q, rope_q_bwd,
+    ACTIVATION, ACTIVATION_BWD, NORM, NORM_BWD, add_attn_grads, add_columns, angles, cross_entropy, rope_kv, rope_kv_bwd, rope_q, rope_q_bwd,
 )
 from sim.model import Model
 from sim.ops import KINDS, split
@@ -119,7 +119,10 @@ def ffn(rt, op, reads, writes):
     (h,), (norm2, up, down) = _given(rt, op, reads)
     for h_TC, y_TC, *kept in _subs(op, h, *writes):
         up_TU = _linear(NORM[rt.model.kind](h_TC, *norm2, rt.model.norm_eps), *up, out=kept[0] if kept else None)
-        _residual(h_TC, ACTIVATION[rt.model.kind](up_TU), *down, out=y_TC)
+        act_TF = ACTIVATION[rt.model.kind](up_TU)
+        del up_TU
+        _residual(h_TC, act_TF, *down, out=y_TC)
+        del act_TF
 
 
 def _linear(x_TM: torch.Tensor, W_NM: torch.Tensor, *bias: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -143,6 +146,7 @@ def ce(rt, op, reads, writes):
         _add_mm(dWhead, grad_TV, xn_TC, more)
         del xn_TC
         NORM_BWD[kind](x_TC, *normf, grad_TV @ Whead, None, dx_TC, *dnormf, eps, more)
+        del grad_TV
         more = True
 
 
@@ -160,6 +164,7 @@ def ffn_bwd(rt, op, reads, writes):
         _add_linear(dup, dup_TU, hn_TC, more)
         del up_TU, act_TF, hn_TC
         NORM_BWD[kind](h_TC, *norm2, dup_TU @ up[0], dy_TC, dh_TC, *dnorm2, eps, more)
+        del dup_TU
         more = True
 
 
@@ -173,8 +178,7 @@ def _add_linear(into: list, grad_TN: torch.Tensor, input_TM: torch.Tensor, more:
     """The gradients of a linear layer's weight and bias (+)= their parts."""
     _add_mm(into[0], grad_TN, input_TM, more)
     for b_N in into[1:]:
-        part = grad_TN.sum(0, dtype=torch.float32)
-        b_N.add_(part) if more else b_N.copy_(part)
+        add_columns(grad_TN, b_N, more)
 
 
 def proj_bwd(rt, op, reads, writes):

@@ -13,12 +13,8 @@ def merge(acc_SHD: torch.Tensor, lse_HS: torch.Tensor, part_SHD: torch.Tensor, p
     The weight of the part is sigmoid(part_lse - lse), which neither overflows nor cancels.
     """
     weight = torch.sigmoid(part_lse_HS - lse_HS).transpose(0, 1).unsqueeze(-1)
-    part = part_SHD.to(acc_SHD.dtype)
-    if out_SHD.dtype == acc_SHD.dtype:
-        torch.lerp(acc_SHD, part, weight, out=out_SHD)
-    else:
-        out_SHD.copy_(torch.lerp(acc_SHD, part, weight))
-    torch.logaddexp(lse_HS, part_lse_HS, out=out_lse_HS)
+    out_SHD.copy_(acc_SHD + weight * (part_SHD.float() - acc_SHD))
+    out_lse_HS.copy_(torch.logaddexp(lse_HS, part_lse_HS))
 
 
 @fused

@@ -119,7 +119,11 @@ def rotate(x_THD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inverse: b
     x, rotary = x_THD.float(), 2 * cos.shape[-1]
     a, b = x[..., :rotary].chunk(2, dim=-1)
     sin = -sin if inverse else sin
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, x[..., rotary:]), dim=-1)
+    turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    if rotary == x.shape[-1]:
+        return turned
+    rotates_D = torch.arange(x.shape[-1], device=x.device) < rotary
+    return torch.where(rotates_D, F.pad(turned, (0, x.shape[-1] - rotary)), x)
 
 
 @fused
@@ -158,8 +162,13 @@ def rope_kv_bwd(dkv_PT2KD: torch.Tensor, cos_T1R: torch.Tensor, sin_T1R: torch.T
 def add_attn_grads(dq_SHD, dk_TKD, dv_TKD, into_SHD, into_T2KD, more_q: bool, more_kv: bool) -> None:
     """dq and dkv accumulators (fp32) (+)= what one pair of chunks gives."""
     _gain(into_SHD, dq_SHD, more_q)
-    _gain(into_T2KD[:, 0], dk_TKD, more_kv)
-    _gain(into_T2KD[:, 1], dv_TKD, more_kv)
+    _gain(into_T2KD, torch.stack((dk_TKD, dv_TKD), dim=1), more_kv)
+
+
+@fused
+def add_columns(grad_TN: torch.Tensor, into_N: torch.Tensor, more: bool) -> None:
+    """A bias' gradient (fp32) (+)= the sum over tokens."""
+    _gain(into_N, grad_TN.float().sum(0), more)
 
 
 @fused

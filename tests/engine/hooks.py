@@ -4,6 +4,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from unittest.mock import patch
 
 import torch
@@ -113,6 +114,17 @@ def count_copies(program: Program) -> dict[str, int]:
 
     program.runtime.copy = counting
     return counted
+
+
+def late_copies(program: Program, delay: Callable[[], None]) -> None:
+    """Each offload and reload begins with a delay, on its own stream."""
+    copy = program.runtime.copy
+
+    def late(to: torch.Tensor, source: torch.Tensor) -> None:
+        delay()
+        copy(to, source)
+
+    program.runtime.copy = late
 
 
 def unlinted():

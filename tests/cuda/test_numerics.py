@@ -1,0 +1,29 @@
+"""Every way to save and to walk backward on both kernels: right against fp64, in bf16."""
+from __future__ import annotations
+
+import pytest
+
+from tests.cuda.places import CHUNK, KERNELS, SEQ
+from tests.engine.cases import Place
+from tests.engine.numerics import base, check, measure
+from tests.engine.test_strategies import MODELS, ORDERS, SAVES, WAYS
+
+
+def one_piece(rank: int, group, model: str, place: Place):
+    """Errors of the same block and kernel with C = S at P = 1."""
+    return base(MODELS[model], SEQ, "bf16", (0,), None, place)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("P", (1, 2))
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_error_is_at_most_twice_that_of_one_piece(ranks, note, kernel, model, P, save, order):
+    one, = ranks(1).run(one_piece, model, KERNELS[kernel])
+    for offload, way in WAYS.items():
+        settings = {"save": save, "order": order, **way}
+        for found in ranks(P).run(measure, MODELS[model], SEQ, "bf16", CHUNK, offload, (0,), None, settings, KERNELS[kernel]):
+            note("error over one piece's", max(found[0][name] / one[0][name] for name in one[0]))
+            check(found, one, "bf16")
+    note("error of one piece", max(one[0].values()))

@@ -12,6 +12,7 @@ from tests.engine.cases import CPU, Place, tiny
 DEVICE = os.environ.get("CUDA_TESTS_DEVICE", "cuda")
 CUDNN, FLASH = (Place("cuda", "cudnn"), Place("cuda", "torch_flash")) if DEVICE == "cuda" else (CPU, CPU)
 KERNELS = {"cudnn": CUDNN, "torch_flash": FLASH}
+one_and_two_ranks = pytest.mark.parametrize("P", (1, 2), ids="P{}".format)
 needs_cuda = pytest.mark.skipif(DEVICE != "cuda", reason="asks CUDA itself, so there is no rehearsal")
 
 SEQ, CHUNK = 272, 56

@@ -6,11 +6,10 @@ from collections import Counter
 from contextlib import nullcontext
 from functools import cache
 
-import pytest
 import torch
 
 from engine.model import LanguageModel
-from tests.cuda.places import CHUNK, CUDNN, DEVICE, FLASH, MODEL, SEQ, deterministic
+from tests.cuda.places import CHUNK, CUDNN, DEVICE, FLASH, MODEL, SEQ, deterministic, one_and_two_ranks
 from tests.engine.cases import Place, digest, running, schedule, shard, text
 from tests.engine.hooks import late_copies
 
@@ -56,19 +55,19 @@ def cycles_a_ms() -> float:
     return 10_000_000 / start.elapsed_time(end)
 
 
-@pytest.mark.parametrize("P", (1, 2))
+@one_and_two_ranks
 def test_forward_is_bit_equal_with_offload_on_and_off(ranks, P):
     on, off = ([found[0][0] for found, _ in ranks(P).run(passes, CUDNN, offload, False)] for offload in (True, False))
     assert on == off
 
 
-@pytest.mark.parametrize("P", (1, 2))
+@one_and_two_ranks
 def test_forward_and_backward_are_bit_equal_with_offload_on_and_off(ranks, P):
     on, off = ([found for found, _ in ranks(P).run(passes, FLASH, offload, True)] for offload in (True, False))
     assert on == off
 
 
-@pytest.mark.parametrize("P", (1, 2))
+@one_and_two_ranks
 def test_repeats_are_bit_equal(ranks, P):
     for found, _ in ranks(P).run(passes, FLASH, True, True, REPEATS):
         assert len(found) == REPEATS and len(set(found)) == 1

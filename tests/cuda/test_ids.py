@@ -18,7 +18,7 @@ def spans(rank: int, group, place: Place, zero: int) -> list[tuple]:
         return program.spans
 
 
-@pytest.mark.parametrize("P, zero", ((1, 0), (2, 0), (2, 3)))
+@pytest.mark.parametrize("P, zero", ((1, 0), (2, 0), (2, 3)), ids=("P1", "P2", "P2-zero3"))
 def test_measured_ops_are_the_schedules_in_order(ranks, P, zero):
     s = schedule(MODEL, SEQ, CHUNK, P, "bf16")
     written = [(op.id, layer, op.stream) for region, layer in s.order() for op in s.regions[region].ops]

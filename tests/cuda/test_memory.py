@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from engine.arenas import GUARD_BYTES, planned_bytes
-from tests.cuda.places import CHUNK, CUDNN, MODEL, SEQ, needs_cuda
+from tests.cuda.places import CHUNK, CUDNN, MODEL, SEQ, needs_cuda, one_and_two_ranks
 from tests.engine.cases import Place, running, schedule
 from tests.engine.test_arenas import touched
 
@@ -22,14 +22,14 @@ def of(case: dict) -> dict:
 
 
 @needs_cuda
-@pytest.mark.parametrize("P", (1, 2))
+@one_and_two_ranks
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bytes_pinned_are_the_plans(ranks, P, case):
     planned = schedule(MODEL, P=P, **of(case)).arena_bytes("host") + 2 * GUARD_BYTES
     assert ranks(P).run(pinned, CUDNN, of(case)) == [planned] * P
 
 
-@pytest.mark.parametrize("P", (1, 2))
+@one_and_two_ranks
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bytes_touched_are_bytes_planned(ranks, P, case):
     s = schedule(MODEL, P=P, **of(case))

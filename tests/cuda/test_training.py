@@ -25,7 +25,7 @@ def whole(ranks):
     return ranks(1).run(steps, CUDNN, SEQ, False, 0)[0]
 
 
-@pytest.mark.parametrize("P, zero", ((1, 0), (2, 0), (2, 3)))
+@pytest.mark.parametrize("P, zero", ((1, 0), (2, 0), (2, 3)), ids=("P1", "P2", "P2-zero3"))
 def test_every_step_is_that_of_one_piece(ranks, note, whole, P, zero):
     found = ranks(P).run(steps, CUDNN, CHUNK, True, zero)
     assert all(each == found[0] for each in found) and whole[-1].loss < whole[0].loss

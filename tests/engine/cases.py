@@ -1,17 +1,20 @@
 """Cases: small models, schedules and inputs, and how a rank runs them. Imported by the tests and by their ranks."""
 from __future__ import annotations
 
+import hashlib
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from engine import deal, reference
 from engine.backend.cpu import CpuBackend
+from engine.backend.cuda import CudaBackend
 from engine.block import Block
 from engine.compile import Program
-from engine.kernels import cpu_flash
 from engine.model import LanguageModel
 from sim.build.step import build
 from sim.model import Model
@@ -19,6 +22,16 @@ from sim.schedule import Schedule
 from sim.strategy import Strategy
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Place(NamedTuple):
+    """Where programs run, and on which attention kernel of engine.kernels. Rank r of a cuda place has GPU r."""
+
+    device: str = "cpu"
+    kernel: str = "cpu_flash"
+
+
+CPU = Place()
 
 
 def tiny(heads: int = 4, kv_heads: int = 2, head_dim: int = 16, layers: int = 1, hidden: int = 64, ffn: int = 96, vocab: int = 50, kind: str = "llama") -> Model:
@@ -29,23 +42,23 @@ def tiny(heads: int = 4, kv_heads: int = 2, head_dim: int = 16, layers: int = 1,
 @cache
 def schedule(model: Model, seq: int, chunk: int, P: int = 1, dtype: str = "fp32", offload: bool = True, prefetch: int = 2, reuse: bool = True, **settings) -> Schedule:
     """A built schedule; `settings` are strategy fields. Tests that change one parse a copy of its text."""
-    strategy = Strategy(sp=P, chunk=chunk, offload=offload, prefetch=prefetch, ffn_sub=2, loss_sub=4, **settings)
+    strategy = Strategy(sp=P, chunk=chunk, offload=offload, prefetch=prefetch, **{"ffn_sub": 2, "loss_sub": 4} | settings)
     return build(model, strategy, seq, dtype, reuse)
 
 
 @contextmanager
-def running(schedule: Schedule, rank: int = 0, group=None, kernel=cpu_flash, link_GBps: float | None = None):
-    """A program on a CPU backend that is closed afterwards."""
-    backend = CpuBackend(link_GBps=link_GBps)
+def running(schedule: Schedule, rank: int = 0, group=None, place: Place = CPU, link_GBps: float | None = None):
+    """A program on a backend that is closed afterwards."""
+    backend = CpuBackend(link_GBps=link_GBps) if place.device == "cpu" else CudaBackend(rank)
     try:
-        yield Program(schedule, backend, kernel, rank, group)
+        yield Program(schedule, backend, import_module(f"engine.kernels.{place.kernel}"), rank, group)
     finally:
         backend.close()
 
 
 # ---- one block ----------------------------------------------------------------------------------------------------------
 
-def block_inputs(model: Model, seq: int, dtype: str, seed: int) -> dict[str, torch.Tensor]:
+def block_inputs(model: Model, seq: int, dtype: str, seed: int, device: str = "cpu") -> dict[str, torch.Tensor]:
     """x, dy and every weight, rounded to dtype; scores of attention are of order one, so that its scale matters."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -55,7 +68,7 @@ def block_inputs(model: Model, seq: int, dtype: str, seed: int) -> dict[str, tor
     found = {"x": normal(seq, model.hidden), "dy": normal(seq, model.hidden)}
     for name, shape in model.weight_shapes().items():
         found[name] = normal(*shape) / shape[1] ** 0.5 if len(shape) == 2 else (not name.startswith("b")) + 0.1 * normal(*shape)
-    return {name: t.to(DTYPES[dtype]) for name, t in found.items()}
+    return {name: t.to(device, DTYPES[dtype]) for name, t in found.items()}
 
 
 def block_reference(model: Model, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -73,7 +86,7 @@ def run_block(program: Program, rank: int, group, inputs: dict[str, torch.Tensor
     def mine(x_SC):
         return deal.deal(deal.padded(x_SC, s.P, 0), s.chunk, s.P, rank)
 
-    block = Block(program, 0)
+    block = Block(program, 0).to(program.backend.device)
     with torch.no_grad():
         for name in block.names:
             block.get_parameter(name).copy_(inputs[name])
@@ -102,6 +115,11 @@ def summed(grad: torch.Tensor, group) -> torch.Tensor:
     return grad
 
 
+def digest(t: torch.Tensor) -> str:
+    """The same for the same bits."""
+    return hashlib.sha256(t.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
+
+
 # ---- a model ------------------------------------------------------------------------------------------------------------
 
 def text(model: Model, seq: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,7 +139,8 @@ def shard(s: Schedule, rank: int, tokens: torch.Tensor, labels: torch.Tensor) ->
 
 def train(program: Program, rank: int, group, tokens: torch.Tensor, labels: torch.Tensor, steps: int = 3) -> tuple[list[float], dict[str, torch.Tensor]]:
     """(loss of each step, weights after the last). AdamW, gradients summed over the ranks."""
-    lm = LanguageModel(program)
+    lm = LanguageModel(program).to(program.backend.device)
+    tokens, labels = (t.to(program.backend.device) for t in (tokens, labels))
     optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-2)
     losses = []
     for _ in range(steps):

@@ -4,12 +4,15 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
 
 from engine.compile import Program
-from sim.schedule import Region
+from sim.ops import KINDS
+from sim.schedule import Op, Region, Schedule
 
 POISON = 0xFF
 """Every byte of a poisoned buffer: NaN in fp32 and bf16."""
@@ -113,6 +116,79 @@ def count_copies(program: Program) -> dict[str, int]:
 
     program.runtime.copy = counting
     return counted
+
+
+def late_copies(program: Program, delay: Callable[[], None]) -> None:
+    """Each offload and reload begins with a delay, on its own stream."""
+    copy = program.runtime.copy
+
+    def late(to: torch.Tensor, source: torch.Tensor) -> None:
+        delay()
+        copy(to, source)
+
+    program.runtime.copy = late
+
+
+def workspaces(program: Program, declared: Callable[[Op, Schedule], int] = lambda op, s: KINDS[op.kind].workspace(op, s)) -> dict[str, tuple[int, int]]:
+    """op id -> (most bytes its launcher had taken at one time, bytes declared), filled in as ops are launched on CUDA.
+
+    Bytes as they are asked for: the allocator rounds small ones up to 512, and may leave up to 1 MiB of a large block unsplit.
+    """
+    make, found = program._work, {}
+
+    def watched(bound, layer, arguments):
+        work, op = make(bound, layer, arguments), bound.op
+
+        def run():
+            before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+            torch.cuda.reset_peak_memory_stats()
+            work()
+            used = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
+            found[op.id] = max(used, found.get(op.id, (0, 0))[0]), declared(op, program.schedule)
+
+        return run
+
+    program._work = watched
+    return found
+
+
+class Issued(NamedTuple):
+    """How far the GPU was when the host had issued a whole region."""
+
+    region: str
+    layer: int
+    before_half: bool
+    """The middle one of the region's compute ops had not ended."""
+    issue_s: float
+
+
+def issued(program: Program) -> list[Issued]:
+    """An entry a region, filled in as regions are run on CUDA."""
+    make, run, found, half = program._work, program.run, [], {}
+    for name, region in program.schedule.regions.items():
+        compute = [op.id for op in region.ops if op.stream == "compute"]
+        half[compute[len(compute) // 2]] = torch.cuda.Event()
+
+    def marked(bound, layer, arguments):
+        work, event = make(bound, layer, arguments), half.get(bound.op.id)
+        if event is None:
+            return work
+
+        def both():
+            work()
+            event.record()
+
+        return both
+
+    def timed(region, layer, arguments):
+        start = time.perf_counter()
+        run(region, layer, arguments)
+        issue_s = time.perf_counter() - start
+        event = next(event for id, event in half.items() if id.startswith(f"{region}."))
+        found.append(Issued(region, layer, not event.query(), issue_s))
+
+    program._work, program.run = marked, timed
+    return found
 
 
 def unlinted():

@@ -1,4 +1,4 @@
-"""Ranks: gloo processes kept over many cases, so that a case costs no start.
+"""Ranks: processes kept over many cases, so that a case costs no start. On CPU with gloo; on GPUs, one each, with NCCL.
 
     ranks = Ranks(2)
     ranks.run(function, *args)  ->  [function(0, group, *args) of rank 0, function(1, group, *args) of rank 1]
@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 import tempfile
 import time
@@ -38,18 +39,19 @@ class RankError(Exception):
 
 
 class Ranks:
-    """P processes in one gloo group, one thread each."""
+    """P processes in one group (one alone has none), one thread each."""
 
-    def __init__(self, P: int) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
+    def __init__(self, P: int, device: str = "cpu") -> None:
+        context = multiprocessing.get_context("forkserver" if device == "cpu" else "spawn")  # CUDA does not survive a fork
+        if device == "cpu":
+            context.set_forkserver_preload(PRELOAD)
         self._folder = tempfile.mkdtemp(prefix="ranks-")
         store = f"file://{Path(self._folder) / 'store'}"
         self.alive, self.P = True, P
         self._pipes, self.processes = [], []
         for rank in range(P):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, P, store), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, rank, P, store, device), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -64,7 +66,7 @@ class Ranks:
         return [outcome.value for outcome in outcomes]
 
     def outcomes(self, function, *args, within_s: float = 120) -> list[Outcome]:
-        """What each rank came to. The pool is closed if one died or gave no answer."""
+        """What each rank came to. The pool is closed if one died, gave no answer or had a CUDA error, which none recovers from."""
         start = time.monotonic()
         end = start + within_s
         found: dict[int, Outcome] = {}
@@ -82,7 +84,7 @@ class Ranks:
                 if outcome.error:
                     end = min(end, time.monotonic() + GRACE_S)
         result = [found.get(rank, Outcome(error="no answer", after_s=time.monotonic() - start)) for rank in range(self.P)]
-        if any(outcome.error in ("died", "no answer") for outcome in result):
+        if any(outcome.error in ("died", "no answer") or "CUDA error" in outcome.text for outcome in result):
             self.close()
         return result
 
@@ -95,20 +97,27 @@ class Ranks:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _serve(pipe, rank: int, P: int, store: str) -> None:
+def _serve(pipe, rank: int, P: int, store: str, device: str) -> None:
     """A rank: calls what it is sent, answers with an Outcome, until the pipe closes."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=P)
+    if device == "cuda":
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what deterministic algorithms ask for, before CUDA starts
+        torch.cuda.set_device(rank)
+    if P > 1:
+        dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", init_method=store, rank=rank, world_size=P)
+    group = dist.group.WORLD if P > 1 else None
     while True:
         try:
             function, args = pipe.recv()
         except EOFError:
             return
         try:
-            outcome = Outcome(function(rank, dist.group.WORLD, *args))
+            outcome = Outcome(function(rank, group, *args))
         except BaseException as failure:  # noqa: BLE001 - handed to the test, which decides
             outcome = Outcome(error=type(failure).__name__, text=f"{failure}\n{traceback.format_exc()}")
+        if device == "cuda" and not outcome.error:
+            torch.cuda.empty_cache()  # ranks of other pools use this GPU too
         pipe.send(outcome)

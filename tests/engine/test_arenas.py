@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from engine.arenas import GUARD_BYTES, planned_bytes
-from tests.engine.cases import running, schedule, text, tiny, train
+from sim.model import Model
+from tests.engine.cases import CPU, Place, running, schedule, text, tiny, train
 
+MODEL = tiny(4, 1, 16, layers=2)
 CASES = [
     dict(seq=61, chunk=12), dict(seq=61, chunk=12, offload=False), dict(seq=61, chunk=12, reuse=False), dict(seq=61, chunk=12, prefetch=3),
     dict(seq=61, chunk=12, prefetch=1, dtype="bf16"), dict(seq=61, chunk=64), dict(seq=61, chunk=40), dict(seq=61, chunk=40, offload=False),
@@ -14,11 +16,10 @@ CASES = [
 ]
 
 
-def touched(rank: int, group, case: dict):
+def touched(rank: int, group, case: dict, model: Model = MODEL, place: Place = CPU):
     """(bytes touched, guards intact) of one step, by space."""
-    model = tiny(4, 1, 16, layers=2)
     s = schedule(model, P=1 if group is None else group.size(), **case)
-    with running(s, rank, group) as program:
+    with running(s, rank, group, place) as program:
         assert program.arenas.touched_bytes("hbm") == program.arenas.touched_bytes("host") == 0
         train(program, rank, group, *text(model, case["seq"]), steps=1)
         return {space: program.arenas.touched_bytes(space) for space in ("hbm", "host")}, program.arenas.guards_intact()
@@ -27,7 +28,7 @@ def touched(rank: int, group, case: dict):
 @pytest.mark.parametrize("P", (1, 2))
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bytes_touched_are_bytes_planned(ranks, P, case):
-    s = schedule(tiny(4, 1, 16, layers=2), P=P, **case)
+    s = schedule(MODEL, P=P, **case)
     planned = {space: planned_bytes(s, space) for space in ("hbm", "host")}
     assert 0 < planned["hbm"] <= s.arena_bytes("hbm") and (planned["host"] > 0) == case.get("offload", True)
     for found, intact in ranks(P).run(touched, case):

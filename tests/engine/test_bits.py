@@ -2,17 +2,15 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from contextlib import nullcontext
 from functools import partial
 
 import pytest
-import torch
 
 from sim import ops
 from sim.schedule import Schedule
-from tests.engine.cases import running, schedule, text, tiny, train
+from tests.engine.cases import digest, running, schedule, text, tiny, train
 from tests.engine.hooks import Poison, count_copies, jitter, unlinted
 
 MODEL, SEQ, CHUNK, STEPS = tiny(4, 2, 16, layers=2), 61, 12, 3
@@ -30,10 +28,6 @@ def trained(rank: int, group, hook: str = "", link_GBps: float | None = None, dt
         losses, weights = train(program, rank, group, *text(MODEL, SEQ), STEPS)
         assert unsafe or program.arenas.guards_intact()
         return (losses, {n: digest(w) for n, w in weights.items()}), (copied, program.copied_bytes, poison and poison.count)
-
-
-def digest(t: torch.Tensor) -> str:
-    return hashlib.sha256(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def without_waits(s: Schedule) -> Schedule:

@@ -1,0 +1,29 @@
+"""Every way to save and to walk backward on both kernels: right against fp64, in bf16."""
+from __future__ import annotations
+
+import pytest
+
+from tests.cuda.places import CHUNK, KERNELS, SEQ, one_and_two_ranks
+from tests.engine.cases import Place
+from tests.engine.numerics import base, check, measure
+from tests.engine.test_strategies import MODELS, ORDERS, SAVES, WAYS
+
+
+def one_piece(rank: int, group, model: str, place: Place):
+    """Errors of the same block and kernel with C = S at P = 1."""
+    return base(MODELS[model], SEQ, "bf16", (0,), None, place)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("save", SAVES)
+@one_and_two_ranks
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_error_is_at_most_twice_that_of_one_piece(ranks, note, kernel, model, P, save, order):
+    one, = ranks(1).run(one_piece, model, KERNELS[kernel])
+    found = [each for offload, way in WAYS.items() for each in ranks(P).run(
+        measure, MODELS[model], SEQ, "bf16", CHUNK, offload, (0,), None, {"save": save, "order": order, **way}, KERNELS[kernel])]
+    note("error of one piece", max(one[0].values()))
+    note("error over one piece's", max(each[0][name] / one[0][name] for each in found for name in one[0]))
+    for each in found:
+        check(each, one, "bf16")

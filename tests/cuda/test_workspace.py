@@ -1,0 +1,48 @@
+"""Workspace: what a launcher takes from the allocator beside its operands is declared, and no more is declared than is taken."""
+from __future__ import annotations
+
+import pytest
+
+from engine.text import stdlib_bytes
+from engine.train import Trainer
+from sim.model import model
+from tests.cuda.places import CUDNN, needs_cuda
+from tests.engine.cases import Place, running, schedule
+from tests.engine.hooks import workspaces
+
+pytestmark = needs_cuda
+MODEL, SEQ, CHUNK = model("llama3-8b", layers=1), 16384, 8192
+SLACK_BYTES = 4096
+REGIONS = ("fwd", "loss", "bwd")
+
+
+def taken(rank: int, group, place: Place) -> dict[str, tuple[int, int]]:
+    """op id -> (bytes taken, bytes declared) in a second step: the first one takes cuBLAS's own."""
+    with running(schedule(MODEL, SEQ, CHUNK, 1, "bf16", loss_sub=32), rank, group, place) as program:
+        trainer, tokens = Trainer(program), stdlib_bytes(SEQ)
+        trainer.step(tokens)
+        found = workspaces(program)
+        trainer.step(tokens)
+        return found
+
+
+@pytest.fixture(scope="module")
+def found(ranks) -> dict[str, tuple[int, int]]:
+    return ranks(1).run(taken, CUDNN)[0]
+
+
+def test_no_op_takes_more_than_it_declares(found, note):
+    shares: dict[str, list[float]] = {}
+    for id, (used, declared) in found.items():
+        if declared:
+            shares.setdefault(id.split("[")[0], []).append(used / declared)
+    for op, share in shares.items():
+        note(f"taken / declared by {op}", max(share))
+    assert {id: both for id, both in found.items() if both[0] > both[1] + SLACK_BYTES} == {}
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_a_regions_largest_is_taken_too(found, note, region):
+    used, declared = (max(both[k] for id, both in found.items() if id.startswith(f"{region}.")) for k in (0, 1))
+    note(f"largest declared / taken in {region}", declared / used)
+    assert declared <= 1.1 * used

@@ -62,6 +62,8 @@ class Run:
     touched_bytes: dict[str, int] = field(default_factory=dict)
     copied_bytes: dict[str, int] = field(default_factory=dict)
     """Per step, by direction."""
+    kernel: str = ""
+    """The attention kernel that was used (sim.kernels)."""
     guards_intact: bool = True
     rss_bytes: int = 0
     """Peak resident memory of the process."""
@@ -119,6 +121,7 @@ class Session:
 
         self.run.copied_bytes = self.program.copied_bytes
         self.run.touched_bytes = {s: self.program.arenas.touched_bytes(s) for s in ("hbm", "host")}
+        self.run.kernel = self.program.runtime.kernel.NAME
         self.run.guards_intact = self.program.arenas.guards_intact()
         self.run.rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self.end()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sim.errors import UserError, unknown
 from sim.files import write
+from sim.kernels import KERNELS
 
 NUMBERS = {
     "peak_TFLOPS": ("positive", "what MFU is a share of"),
@@ -67,6 +68,8 @@ class Machine:
         for name in TEXTS:
             if not isinstance(self._entry(name, "x").get("value"), str):
                 raise UserError(f"{self.where}: {name} must be words; try \"{name}\": {{\"value\": \"published dense bf16\", \"source\": \"...\"}}")
+        if self.kernel and self.kernel not in KERNELS:
+            raise unknown(f"kernel in {self.where}:", self.kernel, KERNELS)
         for table in ("numbers", "fits", "slowdown"):
             for name, entry in _entries(self.where, table, getattr(self, table)):
                 if not isinstance(entry.get("source", ""), str):
@@ -94,6 +97,11 @@ class Machine:
     def __getitem__(self, name: str):
         """A number's value, or its words. KeyError if there is no such number."""
         return self.numbers[name]["value"]
+
+    @property
+    def kernel(self) -> str:
+        """Name of the attention kernel that was measured (sim.kernels); empty if none was."""
+        return self.numbers.get("kernel", {}).get("value", "")
 
     def source(self, name: str) -> str:
         """Where a number comes from."""

@@ -26,10 +26,10 @@ COUNTED = ROWS[:4]
 """The rows whose sum is what a rank needs."""
 
 
-def curves(schedule: Schedule, timeline: Timeline, strategy: Strategy) -> dict[str, dict[str, np.ndarray]]:
-    """Space -> {"t_ns", and bytes by row}; a value holds until the next t_ns. Host rows other than planned and live are 0."""
+def curves(schedule: Schedule, timeline: Timeline, strategy: Strategy, kernel: str = "") -> dict[str, dict[str, np.ndarray]]:
+    """Space -> {"t_ns", and bytes by row}; a value holds until the next t_ns. `kernel` is the attention kernel\'s name (sim.kernels). Host rows other than planned and live are 0."""
     when = _When(schedule, timeline)
-    lives = {"arguments": _arguments(schedule, when), "workspace": _workspace(schedule, when), "states": _states(schedule, when, strategy.zero)}
+    lives = {"arguments": _arguments(schedule, when), "workspace": _workspace(schedule, when, kernel), "states": _states(schedule, when, strategy.zero)}
     live = _live(schedule, when)
     end = int(timeline.end_ns.max(initial=0))
     return {
@@ -125,7 +125,7 @@ def _arguments(schedule: Schedule, when: _When) -> Lives:
     return _lives(low, high, size)
 
 
-def _workspace(schedule: Schedule, when: _When) -> Lives:
+def _workspace(schedule: Schedule, when: _When, kernel: str) -> Lives:
     cache: dict[tuple, int] = {}
     size, ops = [], []
     for name, region in schedule.regions.items():
@@ -133,7 +133,7 @@ def _workspace(schedule: Schedule, when: _When) -> Lives:
             if op.stream == "compute":
                 key = (op.kind, *op.args.values()) if "at" not in op.args else (op.kind, op.args["n"])
                 if key not in cache:
-                    cache[key] = KINDS[op.kind].workspace(op, schedule)
+                    cache[key] = KINDS[op.kind].workspace(op, schedule, kernel)
                 size.append(cache[key])
                 ops.append(k)
     start, end = when.start[ops], when.end[ops]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from sim.errors import UserError
+from sim.kernels import KERNELS, TYPICAL, Shape
 from sim.layout import ITEM
 from sim.model import Model, groups
 from sim.schedule import Op, Schedule
@@ -72,7 +73,8 @@ class Kind:
     args: tuple[str, ...]
     work: Callable[[Op, Schedule], Work]
     data: Callable[[Op, list, Schedule], list]
-    workspace: Callable[[Op, Schedule], int] = lambda op, s: 0
+    workspace: Callable[[Op, Schedule, str], int] = lambda op, s, kernel: 0
+    """Bytes beside its operands, given the name of the attention kernel (sim.kernels)."""
 
     def operands(self, model: Model) -> Operands:
         """What it reads and writes, in full for a model."""
@@ -440,7 +442,7 @@ def _free(op: Op, s: Schedule) -> Work:
 def _scratch(rows: Callable, sub: bool = False):
     """Workspace of `rows(model, element bytes, P, up is an operand)` bytes a token of one sub-chunk, and a few for statistics."""
 
-    def workspace(op: Op, s: Schedule) -> int:
+    def workspace(op: Op, s: Schedule, kernel: str = "") -> int:
         t = op.args["n"] // s.P
         return -(-t // op.args["sub"] if sub else -t) * (rows(s.model, ITEM[s.dtype], s.P, saves_up(op, s)) + STATISTICS)
 
@@ -456,17 +458,18 @@ def saves_up(op: Op, s: Schedule) -> bool:
     return len(op.writes) > 1 if op.kind == "ffn" else op.kind == "ffn_bwd" and len(split(op, s.model, op.reads)[0]) > 2
 
 
-def _attn_scratch(op: Op, s: Schedule) -> int:
-    if op.kind == "attn_bwd":
-        return s.layout.size_bytes("q", op.args["q"]) + s.layout.size_bytes("kv", op.args["kv"])
-    return s.layout.size_bytes("o", op.args["q"]) + s.layout.size_bytes("lse", op.args["q"])
+def _attn_scratch(op: Op, s: Schedule, kernel: str = TYPICAL) -> int:
+    m, (q, kv) = s.model, (op.args["q"], op.args["kv"])
+    shape = Shape(q, kv, m.heads // s.P, max(1, m.kv_heads // s.P), m.head_dim, ITEM[s.dtype])
+    known = KERNELS[kernel or TYPICAL]
+    return (known.backward if op.kind == "attn_bwd" else known.forward)(shape)
 
 
 def _ffn_again(op: Op, s: Schedule) -> int:
     return 0 if saves_up(op, s) else s.model.up_dim * s.model.hidden
 
 
-def _add(name, stream, reads, weights, writes, sums, args, work, data, workspace=lambda op, s: 0):
+def _add(name, stream, reads, weights, writes, sums, args, work, data, workspace=lambda op, s, kernel="": 0):
     KINDS[name] = Kind(name, stream, *(tuple(part.split()) for part in (reads, weights, writes, sums, args)), work, data, workspace)
 
 

@@ -39,7 +39,7 @@ def simulate(schedule: Schedule, strategy: Strategy, machine: Machine, unroll: b
     notes = _assumptions(machine, schedule, world)
     timeline = _timeline(schedule, world, ext)
     timeline.meta = meta(schedule, strategy, machine, notes)
-    timeline.memory = memory.curves(schedule, timeline, strategy)
+    timeline.memory = memory.curves(schedule, timeline, strategy, machine.kernel)
     return timeline
 
 

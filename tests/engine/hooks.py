@@ -129,7 +129,7 @@ def late_copies(program: Program, delay: Callable[[], None]) -> None:
     program.runtime.copy = late
 
 
-def workspaces(program: Program, declared: Callable[[Op, Schedule], int] = lambda op, s: KINDS[op.kind].workspace(op, s)) -> dict[str, tuple[int, int]]:
+def workspaces(program: Program) -> dict[str, tuple[int, int]]:
     """op id -> (most bytes its launcher had taken at one time, bytes declared), filled in as ops are launched on CUDA.
 
     Bytes as they are asked for: the allocator rounds small ones up to 512, and may leave up to 1 MiB of a large block unsplit.
@@ -144,7 +144,7 @@ def workspaces(program: Program, declared: Callable[[Op, Schedule], int] = lambd
             torch.cuda.reset_peak_memory_stats()
             work()
             used = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
-            found[op.id] = max(used, found.get(op.id, (0, 0))[0]), declared(op, program.schedule)
+            found[op.id] = max(used, found.get(op.id, (0, 0))[0]), KINDS[op.kind].workspace(op, program.schedule, program.runtime.kernel.NAME)
 
         return run
 

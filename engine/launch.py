@@ -139,15 +139,15 @@ def ce(rt, op, reads, writes):
     if not more:
         loss.zero_()
     share = 1.0 / rt.valid if rt.valid else 0.0
-    for x_TC, label_T, dx_TC in _subs(op, x, label, dx):
-        xn_TC = NORM[kind](x_TC, *normf, eps)
+    xn, begun = NORM[kind](x, *normf, eps), more
+    for xn_TC, label_T in _subs(op, xn, label):
         grad_TV = xn_TC @ Whead.t()
         cross_entropy(grad_TV, label_T, loss, share)
-        _add_mm(dWhead, grad_TV, xn_TC, more)
-        del xn_TC
-        NORM_BWD[kind](x_TC, *normf, grad_TV @ Whead, None, dx_TC, *dnormf, eps, more)
+        _add_mm(dWhead, grad_TV, xn_TC, begun)
+        torch.mm(grad_TV, Whead, out=xn_TC)  # what was normed is not needed again
         del grad_TV
-        more = True
+        begun = True
+    NORM_BWD[kind](x, *normf, xn, None, dx, *dnormf, eps, more)
 
 
 def ffn_bwd(rt, op, reads, writes):

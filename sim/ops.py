@@ -465,6 +465,12 @@ def _attn_scratch(op: Op, s: Schedule, kernel: str = TYPICAL) -> int:
     return (known.backward if op.kind == "attn_bwd" else known.forward)(shape)
 
 
+def _ce_scratch(op: Op, s: Schedule, kernel: str = "") -> int:
+    """The chunk normed, which its gradient overwrites, and the logits of one sub-chunk."""
+    t, m, e = op.args["n"] // s.P, s.model, ITEM[s.dtype]
+    return t * (e * m.hidden + STATISTICS) + -(-t // op.args["sub"]) * e * m.vocab
+
+
 def _ffn_again(op: Op, s: Schedule) -> int:
     return 0 if saves_up(op, s) else s.model.up_dim * s.model.hidden
 
@@ -486,7 +492,7 @@ _add("ffn", "compute", "h", "norm2 up down", "y up?", "", "n sub", _gemm(lambda 
      _scratch(lambda m, e, P, up: e * (max(m.hidden, m.ffn) + m.up_dim * (not up)), sub=True))
 _add("ce", "compute", "x label", "normf head", "dx", "loss dnormf dhead", "n sub",
      _gemm(lambda m: m.vocab * m.hidden, 3, 8), _ce,
-     _scratch(lambda m, e, P, up: e * (m.vocab + m.hidden), sub=True))
+     _ce_scratch)
 _add("ffn_bwd", "compute", "h dy up?", "norm2 up down", "dh", "dnorm2 dup ddown", "n sub",
      _gemm(lambda m: (m.up_dim + m.ffn) * m.hidden, 2, 16, _ffn_again), _ffn_bwd,
      _scratch(lambda m, e, P, up: e * (m.hidden + m.ffn + m.up_dim * (2 - up)), sub=True))

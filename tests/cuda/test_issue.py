@@ -15,7 +15,7 @@ MODEL, SEQ, CHUNK = model("llama3-8b", layers=1, vocab=32000), 1 << 18, 1 << 15
 
 
 def second_step(rank: int, group, place: Place) -> list[Issued]:
-    with running(schedule(MODEL, SEQ, CHUNK, 1, "bf16"), rank, group, place) as program:
+    with running(schedule(MODEL, SEQ, CHUNK, 1, "bf16", loss_sub=32), rank, group, place) as program:
         trainer, tokens = Trainer(program), stdlib_bytes(SEQ)
         trainer.step(tokens)
         found = issued(program)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from engine.training import Training
 from engine.worker import LOST, MISTAKE, Job, Run
+from engine.world import NAMES
 from sim.errors import RankLost, UserError
 
 KEEP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_TOP_PAD_": str(1 << 26)}
@@ -82,7 +84,7 @@ class _Workers:
 
     def __init__(self, job: Path, P: int, device: str, errors: Path) -> None:
         starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(P), "-m"] if P > 1 else ["-m"]
-        env = os.environ | KEEP | {"OMP_NUM_THREADS": "1", "FPDT_SENDER": str(os.getpid()), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        env = {k: v for k, v in os.environ.items() if k not in NAMES} | KEEP | {"OMP_NUM_THREADS": "1", "FPDT_SENDER": str(os.getpid()), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         command = [sys.executable, *starter, "engine.serve", str(job), device]
         self._errors = errors
         with open(errors, "w") as sink:
@@ -92,15 +94,8 @@ class _Workers:
 
     def failure(self) -> Exception | None:
         """Waits for the end; what it came to, if not to success."""
-        code, errors = self._process.wait(), self._errors.read_text()
-        if not code:
-            return None
-        said = {kind: [line.removeprefix(kind) for line in errors.splitlines() if line.startswith(kind)] for kind in (MISTAKE, LOST)}
-        if said[MISTAKE]:
-            return UserError(said[MISTAKE][0])
-        if said[LOST] or code < 0:
-            return RankLost(said[LOST][0] if said[LOST] else f"the rank was killed by {signal.Signals(-code).name}")
-        return RuntimeError(f"the ranks ended with {code}:\n{errors[-3000:]}")
+        code, errors = self._process.wait(), self._errors.read_text(errors="replace")
+        return reason(code, errors) if code else None
 
     def end(self, kindly: bool) -> None:
         """Waits for the processes, or tells them to end (torchrun ends its ranks)."""
@@ -111,6 +106,33 @@ class _Workers:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+KILLED = re.compile(r"^ *rank *: (\d+) .*\n *exitcode *: -(\d+) ", re.MULTILINE)
+"""How torchrun reports a rank that a signal ended."""
+
+
+def reason(code: int, errors: str) -> Exception:
+    """What the ranks' exit code and stderr come to, in one line: a user's mistake, a lost rank, or a mistake of ours with its traceback in a file."""
+    mistakes, losses = ([line.removeprefix(kind) for line in errors.splitlines() if line.startswith(kind)] for kind in (MISTAKE, LOST))
+    if mistakes:
+        return UserError(mistakes[0])
+    if killed := [(rank, int(number)) for rank, number in KILLED.findall(errors) if int(number) != signal.SIGTERM]:
+        return RankLost(f"rank {killed[0][0]} was killed by {signal_name(killed[0][1])}")
+    if losses or code < 0:
+        return RankLost(losses[0] if losses else f"the rank was killed by {signal_name(-code)}")
+    with tempfile.NamedTemporaryFile("w", prefix="fpdt-ranks-", suffix=".txt", delete=False) as kept:
+        kept.write(errors)
+    raised = [line for line in errors.splitlines() if re.match(r"(\[rank\d+\]: )?[A-Za-z_.]*(Error|Exception|Interrupt)\b", line)]
+    return RuntimeError(f"the ranks ended with {code}: {raised[0] if raised else 'they said nothing'} (all that they said: {kept.name})")
+
+
+def signal_name(number: int) -> str:
+    """9 -> SIGKILL; a real-time signal has its number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _run(data: dict) -> Run:

@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from engine.stop import leave
 from engine.training import Training, train
 from engine.worker import LOST, MISTAKE, Job, joined, run_job
 from sim.errors import RankLost, UserError
@@ -22,8 +23,8 @@ def main(path: str, device: str) -> None:
         with joined(device) as (rank, group):
             (_serve if Path(path).is_dir() else _train)(Path(path), rank, group)
     except (UserError, RankLost) as error:
-        print(f"{MISTAKE if isinstance(error, UserError) else LOST}{error}", file=sys.stderr, flush=True)
-        os._exit(2 if isinstance(error, UserError) else 1)  # no collective of the others' is waited for
+        mistake = isinstance(error, UserError)
+        leave(f"{MISTAKE if mistake else LOST}{error}", 2 if mistake else 1)
 
 
 def _train(path: Path, rank: int, group) -> None:

@@ -5,21 +5,24 @@ The same worker serves calibration, comparison, the demo and training; engine.se
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from engine.pulse import Pulse
+from engine.stop import leave, stops
+from engine.world import world
 from sim import text
 from sim.errors import RankLost, UserError
 from sim.schedule import Schedule
 
 MISTAKE, LOST = "error: ", "lost: "
 """How a rank's one line on stderr begins: a user's mistake, another rank that is gone."""
-TIMEOUT_S = 45
-"""A collective that takes longer has lost a rank."""
+TIMEOUT_S = {"cpu": 45, "cuda": 24 * 3600}
+"""A collective that takes longer has lost a rank. On GPUs its time counts from when it is issued, before the computation that it waits
+for, which may take hours: engine.pulse watches there."""
 
 CORES = sorted(os.sched_getaffinity(0))
 """What this process may run on, before it binds itself to a part of them."""
@@ -158,10 +161,11 @@ def backend(job: Job, schedule: Schedule, rank: int):
     from engine.backend.cuda import CudaBackend
     from engine.kernels import cudnn
 
-    check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    here = world()
+    check_gpus(here.local_size)
     if schedule.dtype != "bf16":
         raise UserError(f"no attention kernel on CUDA takes {schedule.dtype}; use --dtype bf16")
-    return CudaBackend(int(os.environ.get("LOCAL_RANK", 0))), cudnn
+    return CudaBackend(here.local_rank), cudnn
 
 
 def check_gpus(ranks: int) -> None:
@@ -173,28 +177,36 @@ def check_gpus(ranks: int) -> None:
 
 
 @contextmanager
-def joined(device: str = "cpu"):
+def joined(device: str = "cpu", prefix: str = LOST):
     """(rank, group) of this process among those that torchrun started; (0, None) where there is one.
 
-    Raises RankLost where another rank is gone. Told to stop, which is what torchrun does when a rank is gone, it ends with a line.
+    Raises RankLost where another rank is gone, and ends the process with a line (after `prefix`) where that is noticed beside a call
+    that does not return, or where it is told to stop, which is what torchrun does when a rank is gone.
     """
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    signal.signal(signal.SIGTERM, lambda *_: (os.write(2, f"{LOST}rank {rank} was told to stop, as another rank had ended\n".encode()), os._exit(1)))
+    rank, size, _, _ = world()
     if device == "cpu":
-        os.sched_setaffinity(0, placement(rank, world)["host"])
-    if world == 1:
-        yield rank, None
-        return
-    import torch.distributed as dist
+        os.sched_setaffinity(0, placement(rank, size)["host"])
+    with stops(f"{prefix}rank {rank} was told to stop, as another rank had ended"):
+        if size == 1:
+            yield rank, None
+            return
+        import torch
+        import torch.distributed as dist
 
-    dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", timeout=timedelta(seconds=TIMEOUT_S))
-    try:
-        yield rank, dist.group.WORLD
-    except Exception as error:
-        if _lost(error):
-            raise RankLost(f"rank {rank} lost another rank: {str(error).strip().splitlines()[-1]}") from None
-        raise
-    dist.destroy_process_group()
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # its way is a C++ traceback and SIGABRT
+        timeout = timedelta(seconds=TIMEOUT_S[device])
+        dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", timeout=timeout)
+        try:
+            store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
+            pulse = Pulse(store, rank, size, lambda said: leave(f"{prefix}{said}", 1))
+            yield rank, dist.group.WORLD
+            dist.all_reduce(torch.zeros(1))  # nobody leaves before all are done
+            pulse.end()
+        except Exception as error:
+            if _lost(error):
+                raise RankLost(f"rank {rank} lost another rank: {str(error).strip().splitlines()[-1]}") from None
+            raise
+        dist.destroy_process_group()
 
 
 def _lost(error: BaseException) -> bool:

@@ -186,9 +186,11 @@ def train(
     positive("--lr", lr, 3e-3)
     if resume and not checkpoint:
         raise UserError("--resume needs the folder to resume from; name it with --checkpoint")
-    world = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else gpus
-    if gpus not in (None, world):
-        raise UserError(f"--gpus {gpus} is not the {world} ranks that torchrun has started; drop it")
+    from engine.world import started, world
+
+    ranks = world().size if started() else gpus
+    if gpus not in (None, ranks):
+        raise UserError(f"--gpus {gpus} is not the {ranks} ranks that torchrun has started; drop it")
     import torch
 
     from engine.training import Training
@@ -198,13 +200,13 @@ def train(
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     host_sync = [] if device == "cuda" or any(setting.startswith("host_sync=") for setting in settings) else ["host_sync=region"]
-    schedule, strategy = built(model, seq, world, chunk, layers, settings + host_sync, offload, dtype or ("bf16" if device == "cuda" else "fp32"), zero)
+    schedule, strategy = built(model, seq, ranks, chunk, layers, settings + host_sync, offload, dtype or ("bf16" if device == "cuda" else "fp32"), zero)
     job = Job(text.show(schedule), steps, lr=lr, zero=strategy.zero, clip=clip, device=device)
     if checkpoint and not resume:
         folder(checkpoint)
     log = log or (checkpoint and checkpoint / "steps.jsonl")
     writable(log)
-    if "RANK" not in os.environ:
+    if not started():
         stoppable()
     train_command(schedule, Training(job, checkpoint and str(checkpoint), every, resume, log and str(log)))
 
@@ -274,9 +276,12 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
 def fail(message: str, code: int = 2) -> NoReturn:
     """One line on stderr, and an exit code."""
-    print("fpdt:", " ".join(message.split("\n")), file=sys.stderr, flush=True)
-    if "RANK" in os.environ:
-        os._exit(code)  # of several ranks: no collective of the others' is waited for
+    line = "fpdt: " + " ".join(message.split("\n"))
+    if "RANK" in os.environ:  # one of several ranks
+        from engine.stop import leave
+
+        leave(line, code)
+    print(line, file=sys.stderr, flush=True)
     sys.exit(code)
 
 

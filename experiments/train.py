@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from rich.console import Console
@@ -12,14 +11,15 @@ from engine.checkpoint import clean
 from engine.ranks import start
 from engine.training import Training, train
 from engine.worker import check_gpus, joined
+from engine.world import started
 from sim.schedule import Schedule
 from sim.units import show_tokens
 
 
 def train_command(schedule: Schedule, training: Training, console: Console | None = None) -> None:
     """Raises UserError, RankLost, and KeyboardInterrupt when told to stop; whatever ends it, no checkpoint is half there."""
-    if "RANK" in os.environ:
-        with joined(training.job.device) as (rank, group):
+    if started():
+        with joined(training.job.device, "fpdt: ") as (rank, group):
             train(training, rank, group)
         return
     if training.job.device == "cuda":

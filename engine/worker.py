@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from engine.kernels.choose import choose
 from engine.pulse import Pulse
 from engine.stop import leave, stops
 from engine.world import world
@@ -152,20 +153,19 @@ def placement(rank: int, world: int) -> dict[str, set[int]]:
 
 
 def backend(job: Job, schedule: Schedule, rank: int):
-    """(backend, attention kernel) of this rank. Raises UserError where the node has too few GPUs."""
+    """(backend, attention kernel) of this rank. Raises UserError where the node has too few GPUs, or ones that no kernel runs on."""
     if job.device == "cpu":
         from engine.backend.cpu import CpuBackend
-        from engine.kernels import cpu_flash
 
-        return CpuBackend(placement(rank, schedule.P), job.link_GBps), cpu_flash
+        return CpuBackend(placement(rank, schedule.P), job.link_GBps), choose(schedule.model, schedule.dtype, None)
+    import torch
+
     from engine.backend.cuda import CudaBackend
-    from engine.kernels import cudnn
 
     here = world()
     check_gpus(here.local_size)
-    if schedule.dtype != "bf16":
-        raise UserError(f"no attention kernel on CUDA takes {schedule.dtype}; use --dtype bf16")
-    return CudaBackend(here.local_rank), cudnn
+    kernel = choose(schedule.model, schedule.dtype, torch.cuda.get_device_capability(here.local_rank))
+    return CudaBackend(here.local_rank), kernel
 
 
 def check_gpus(ranks: int) -> None:

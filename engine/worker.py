@@ -188,7 +188,8 @@ def joined(device: str = "cpu", prefix: str = LOST):
         os.sched_setaffinity(0, placement(rank, size)["host"])
     with stops(f"{prefix}rank {rank} was told to stop, as another rank had ended"):
         if size == 1:
-            yield rank, None
+            with _memory_lasts(rank):
+                yield rank, None
             return
         import torch
         import torch.distributed as dist
@@ -199,7 +200,8 @@ def joined(device: str = "cpu", prefix: str = LOST):
         try:
             store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
             pulse = Pulse(store, rank, size, lambda said: leave(f"{prefix}{said}", 1))
-            yield rank, dist.group.WORLD
+            with _memory_lasts(rank):
+                yield rank, dist.group.WORLD
             dist.all_reduce(torch.zeros(1))  # nobody leaves before all are done
             pulse.end()
         except Exception as error:
@@ -207,6 +209,19 @@ def joined(device: str = "cpu", prefix: str = LOST):
                 raise RankLost(f"rank {rank} lost another rank: {str(error).strip().splitlines()[-1]}") from None
             raise
         dist.destroy_process_group()
+
+
+@contextmanager
+def _memory_lasts(rank: int):
+    """Raises UserError where it does not."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # torch's are RuntimeErrors
+        from engine.oom import out_of_memory
+
+        if said := out_of_memory(error):
+            raise UserError(f"rank {rank} {said}") from None
+        raise
 
 
 def _lost(error: BaseException) -> bool:

@@ -208,7 +208,7 @@ def train(
     writable(log)
     if not started():
         stoppable()
-    train_command(schedule, Training(job, checkpoint and str(checkpoint), every, resume, log and str(log)))
+    train_command(schedule, strategy, Training(job, checkpoint and str(checkpoint), every, resume, log and str(log)))
 
 
 def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, dtype: str, zero: int | None = None):

@@ -11,19 +11,24 @@ from engine.checkpoint import clean
 from engine.ranks import start
 from engine.training import Training, train
 from engine.worker import check_gpus, joined
-from engine.world import started
+from engine.world import started, world
+from experiments.room import check_memory
 from sim.schedule import Schedule
+from sim.strategy import Strategy
 from sim.units import show_tokens
 
 
-def train_command(schedule: Schedule, training: Training, console: Console | None = None) -> None:
+def train_command(schedule: Schedule, strategy: Strategy, training: Training, console: Console | None = None) -> None:
     """Raises UserError, RankLost, and KeyboardInterrupt when told to stop; whatever ends it, no checkpoint is half there."""
+    device = training.job.device
     if started():
-        with joined(training.job.device, "fpdt: ") as (rank, group):
+        if device == "cuda":
+            check_gpus(world().local_size)
+        check_memory(schedule, strategy, device, world().local_size)
+        with joined(device, "fpdt: ") as (rank, group):
             train(training, rank, group)
         return
-    if training.job.device == "cuda":
-        check_gpus(schedule.P)
+    check_memory(schedule, strategy, device)
     title = f"train {schedule.model.name}, S={show_tokens(schedule.seq)}, {schedule.P} ranks"
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn()
     try:

@@ -14,17 +14,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from engine.training import Training
-from engine.worker import LOST, MISTAKE, Job, Run
+from engine.worker import LOST, MISTAKE, PIN, Job, Run
 from engine.world import NAMES
 from sim.errors import RankLost, UserError
 
 KEEP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_TOP_PAD_": str(1 << 26)}
 """glibc keeps freed memory instead of giving it back and faulting it in again for every kernel's result."""
+Pin = Callable[[int, int], None]
+"""Called with bytes pinned, of how many."""
 END_S = 30
 """Told to end, ranks have this long."""
 
@@ -37,10 +39,10 @@ class Ranks:
         self._sent = 0
         self._workers = _Workers(Path(self._folder.name), P, device, Path(self._folder.name, "errors.txt"))
 
-    def do(self, jobs: list[Job], tick: Callable[[], None] = lambda: None) -> list[Run]:
-        """Runs jobs one after the other; `tick` is called after each step. Raises UserError with a rank's own line, RankLost where one was killed."""
+    def do(self, jobs: list[Job], tick: Callable[[], None] = lambda: None, pin: Pin = lambda done, total: None) -> list[Run]:
+        """Runs jobs one after the other; `tick` is called after each step, `pin` while host memory is pinned. Raises UserError with a rank's own line, RankLost where one was killed."""
         self._send(jobs)
-        for line in self._workers.lines:
+        for line in self._workers.lines(pin):
             if line.startswith("tick"):
                 tick()
             if line.startswith("done"):
@@ -64,14 +66,14 @@ class Ranks:
         self._folder.cleanup()
 
 
-def start(training: Training, P: int, hear: Callable[[str], None]) -> None:
-    """A training on P new ranks; `hear` gets each line of rank 0. Raises as Ranks.do does."""
+def start(training: Training, P: int, hear: Callable[[str], None], pin: Pin = lambda done, total: None) -> None:
+    """A training on P new ranks; `hear` gets each line of rank 0, `pin` what Ranks.do says. Raises as that does."""
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.json")
         job.write_text(json.dumps(asdict(training)))
         workers = _Workers(job, P, training.job.device, Path(folder, "errors.txt"))
         try:
-            for line in workers.lines:
+            for line in workers.lines(pin):
                 hear(line)
             if failure := workers.failure():
                 raise failure
@@ -89,8 +91,14 @@ class _Workers:
         self._errors = errors
         with open(errors, "w") as sink:
             self._process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=sink, text=True, start_new_session=True)
-        self.lines = self._process.stdout
-        """What rank 0 prints."""
+
+    def lines(self, pin: Pin) -> Iterator[str]:
+        """What rank 0 prints, but for what it has pinned, which `pin` is called with."""
+        for line in self._process.stdout:
+            if line.startswith(PIN):
+                pin(*map(int, line.split()[1:]))
+            else:
+                yield line
 
     def failure(self) -> Exception | None:
         """Waits for the end; what it came to, if not to success."""

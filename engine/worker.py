@@ -21,6 +21,8 @@ from sim.schedule import Schedule
 
 MISTAKE, LOST = "error: ", "lost: "
 """How a rank's one line on stderr begins: a user's mistake, another rank that is gone."""
+PIN = "pin "
+"""How a line of rank 0 on stdout begins that says how many bytes of how many are pinned."""
 TIMEOUT_S = {"cpu": 45, "cuda": 24 * 3600}
 """A collective that takes longer has lost a rank. On GPUs its time counts from when it is issued, before the computation that it waits
 for, which may take hours: engine.pulse watches there."""
@@ -74,7 +76,8 @@ class Run:
 class Session:
     """A job set up on this rank, ready to take steps one at a time."""
 
-    def __init__(self, job: Job, rank: int = 0, group=None) -> None:
+    def __init__(self, job: Job, rank: int = 0, group=None, pin: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """pin(bytes, of bytes) is called while host memory is pinned."""
         import torch
 
         from engine.compile import Program
@@ -88,7 +91,7 @@ class Session:
         schedule = text.parse(job.schedule)
         self.seq = schedule.seq
         self._data = stdlib_bytes(job.steps * self.seq)
-        self._backend, kernel = backend(job, schedule, rank)
+        self._backend, kernel = backend(job, schedule, rank, pin)
         try:
             self.program = Program(schedule, self._backend, kernel, rank, group)
             self.trainer = Trainer(self.program, job.seed, job.lr, job.zero, job.clip)
@@ -133,9 +136,9 @@ class Session:
         self._backend.close()
 
 
-def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lambda: None) -> Run:
-    """Does a job on this rank; `tick` is called after each step."""
-    session = Session(job, rank, group)
+def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lambda: None, pin: Callable[[int, int], None] = lambda done, total: None) -> Run:
+    """Does a job on this rank; `tick` is called after each step, `pin` as Session says."""
+    session = Session(job, rank, group, pin)
     try:
         for step in range(job.steps):
             session.step(step > 0 and job.trace_every > 0 and step % job.trace_every == 1 % job.trace_every)
@@ -152,7 +155,7 @@ def placement(rank: int, world: int) -> dict[str, set[int]]:
     return {"compute": {CORES[0]}} | dict.fromkeys(("comm", "h2d", "d2h", "host"), set(CORES[1:]))
 
 
-def backend(job: Job, schedule: Schedule, rank: int):
+def backend(job: Job, schedule: Schedule, rank: int, pin: Callable[[int, int], None] = lambda done, total: None):
     """(backend, attention kernel) of this rank. Raises UserError where the node has too few GPUs, or ones that no kernel runs on."""
     if job.device == "cpu":
         from engine.backend.cpu import CpuBackend
@@ -165,7 +168,7 @@ def backend(job: Job, schedule: Schedule, rank: int):
     here = world()
     check_gpus(here.local_size)
     kernel = choose(schedule.model, schedule.dtype, torch.cuda.get_device_capability(here.local_rank))
-    return CudaBackend(here.local_rank), kernel
+    return CudaBackend(here.local_rank, pin), kernel
 
 
 def check_gpus(ranks: int) -> None:

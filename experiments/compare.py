@@ -16,7 +16,8 @@ from engine import measure, probe
 from engine.arenas import planned_bytes
 from engine.ranks import Ranks
 from engine.worker import Job, Run
-from experiments.calibrate import calibrated, progress
+from experiments.bars import pinning, progress
+from experiments.calibrate import calibrated
 from experiments.room import check_memory
 from sim import export, text
 from sim.build.step import build
@@ -88,12 +89,12 @@ def _compare(
         predicted = simulate(schedule, strategy, machine)
         predicted.meta |= {"source": "predicted", "provenance": probe.provenance(), "command": command}
         predicted.save(out / "predicted.json")
-        task = bar.add_task(f"train {model.name}, S={show_tokens(schedule.seq)}, {schedule.P} ranks", total=steps)
-        run, = ranks.do([Job(text.show(schedule), steps=steps, link_GBps=link_GBps, zero=strategy.zero, device=device)], lambda: bar.advance(task))
+        task = bar.add_task(f"train {model.name}, S={show_tokens(schedule.seq)}, {schedule.P} ranks", total=steps, state="")
+        run, = ranks.do([Job(text.show(schedule), steps=steps, link_GBps=link_GBps, zero=strategy.zero, device=device)], lambda: bar.advance(task), pinning(bar))
         plain = None
         if reference:
             whole = build(model, strategy.replace(chunk=schedule.seq, offload=False, save="all"), seq, dtype)
-            task = bar.add_task("the same without chunks or offload", total=steps)
+            task = bar.add_task("the same without chunks or offload", total=steps, state="")
             plain = ranks.do([Job(text.show(whole), steps=steps, trace_every=0, last_update=False, device=device)], lambda: bar.advance(task))[0].losses
     measured = measure.timeline(schedule, strategy, machine, run)
     measured.meta |= {"source": "measured", "provenance": probe.provenance(), "command": command}

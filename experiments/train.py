@@ -5,13 +5,13 @@ import json
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine.checkpoint import clean
 from engine.ranks import start
 from engine.training import Training, train
 from engine.worker import check_gpus, joined
 from engine.world import started, world
+from experiments.bars import pinning, progress
 from experiments.room import check_memory
 from sim.schedule import Schedule
 from sim.strategy import Strategy
@@ -30,16 +30,15 @@ def train_command(schedule: Schedule, strategy: Strategy, training: Training, co
         return
     check_memory(schedule, strategy, device)
     title = f"train {schedule.model.name}, S={show_tokens(schedule.seq)}, {schedule.P} ranks"
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn()
     try:
-        with Progress(*columns, console=console or Console()) as bar:
+        with progress(console) as bar:
             task = bar.add_task(title, total=training.job.steps, state="")
 
             def hear(line: str) -> None:
                 step = json.loads(line)
                 bar.update(task, completed=step["step"] + 1, state=f"loss {step['loss']:.4f}  grad norm {step['grad_norm']:.3f}  {step['step_s']:.2f} s/step")
 
-            start(training, schedule.P, hear)
+            start(training, schedule.P, hear, pinning(bar))
     finally:
         if training.checkpoint:
             clean(Path(training.checkpoint))

@@ -54,7 +54,7 @@ def test_a_rank_asks_its_own_gpu(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: ((9, 0), (7, 0))[gpu])
-    monkeypatch.setattr(cuda, "CudaBackend", lambda gpu: f"GPU {gpu}")
+    monkeypatch.setattr(cuda, "CudaBackend", lambda gpu, pin: f"GPU {gpu}")
     s = schedule(tiny(), 64, 32, P=2, dtype="bf16")
     job = worker.Job(text.show(s), device="cuda")
     with pytest.raises(UserError, match="on a GPU of compute capability 7.0"):

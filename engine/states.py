@@ -26,7 +26,7 @@ class States:
     """The states of a model, built on the meta device, on one rank of a group (None: alone)."""
 
     def __init__(self, model: LanguageModel, zero: int, group: dist.ProcessGroup | None, device: torch.device, dtype: str, lr: float = 3e-3) -> None:
-        self.model, self.group = model, group
+        self.model, self.group, self.device = model, group, device
         self.sharded = zero == 3 and group is not None and group.size() > 1
         if self.sharded:
             _shard(model, group, device, dtype)

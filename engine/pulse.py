@@ -11,6 +11,11 @@ from collections.abc import Callable
 EVERY_S = 1.0
 QUIET_S = 20.0
 """A rank that does not count for so long is lost. It is counted in beats of the one who watches: a stopped machine stops both."""
+START_S = 300
+"""All ranks are there within this, or none starts."""
+TIMEOUT_S = {"cpu": 45, "cuda": 24 * 3600}
+"""By device: a collective that takes longer has lost a rank. On GPUs its time counts from when it is issued, before the computation that
+it waits for, which may take hours: there the pulse says who is lost."""
 _DONE = 1 << 40
 """Added to the count of a rank that has ended well."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from engine.kernels.choose import choose
-from engine.pulse import Pulse
+from engine.pulse import START_S, TIMEOUT_S, Pulse
 from engine.stop import leave, stops
 from engine.world import world
 from sim import text
@@ -23,10 +23,6 @@ MISTAKE, LOST = "error: ", "lost: "
 """How a rank's one line on stderr begins: a user's mistake, another rank that is gone."""
 PIN = "pin "
 """How a line of rank 0 on stdout begins that says how many bytes of how many are pinned."""
-TIMEOUT_S = {"cpu": 45, "cuda": 24 * 3600}
-"""A collective that takes longer has lost a rank. On GPUs its time counts from when it is issued, before the computation that it waits
-for, which may take hours: engine.pulse watches there."""
-
 CORES = sorted(os.sched_getaffinity(0))
 """What this process may run on, before it binds itself to a part of them."""
 
@@ -198,10 +194,11 @@ def joined(device: str = "cpu", prefix: str = LOST):
         import torch.distributed as dist
 
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # its way is a C++ traceback and SIGABRT
-        timeout = timedelta(seconds=TIMEOUT_S[device])
-        dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", timeout=timeout)
+        start = timedelta(seconds=START_S)
+        dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", timeout=start)
         try:
-            store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=TIMEOUT_S[device]))
+            store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=start)
             pulse = Pulse(store, rank, size, lambda said: leave(f"{prefix}{said}", 1))
             with _memory_lasts(rank):
                 yield rank, dist.group.WORLD

@@ -13,6 +13,7 @@ import time
 import pytest
 import torch.distributed as dist
 
+from engine import worker
 from engine.pulse import Pulse
 
 
@@ -67,6 +68,7 @@ def test_a_store_that_is_gone_is_said():
 RANK = """
 import ctypes, functools, os, signal
 from engine import worker
+from engine import worker
 from engine.pulse import Pulse
 worker.Pulse = functools.partial(Pulse, every_s=0.1, quiet_s=2)
 with worker.joined("cpu", "fpdt: ") as (rank, group):
@@ -106,3 +108,19 @@ def test_a_rank_in_a_call_that_does_not_return_ends_when_another_node_is_gone(ho
 def test_ranks_that_end_far_apart_end_well():
     for process in nodes("__import__('time').sleep(4 * rank)"):
         assert process.communicate(timeout=30) == ("", "") and process.returncode == 0
+
+
+def test_on_gpus_nothing_but_the_pulse_watches(monkeypatch):
+    """NCCL's watchdog is told to handle nothing, and counts from the issue of a collective, so its time is long; starting has its own."""
+    said = {}
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "")
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING")
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"), ("MASTER_ADDR", "here"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout: said.update(backend=backend, start=timeout.total_seconds(), handling=os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]))
+    monkeypatch.setattr(dist.distributed_c10d, "_set_pg_timeout", lambda timeout: said.update(timeout=timeout.total_seconds()))
+    monkeypatch.setattr(dist, "TCPStore", lambda *where, **_: said.update(store=where))
+    monkeypatch.setattr(worker, "Pulse", lambda store, rank, size, lost: said.update(pulse=(rank, size)))
+    with pytest.raises(KeyboardInterrupt), worker.joined("cuda"):
+        raise KeyboardInterrupt
+    assert said == {"backend": "cpu:gloo,cuda:nccl", "start": 300, "handling": "0", "timeout": 86400, "store": ("here", 1), "pulse": (0, 2)}

@@ -36,6 +36,7 @@ class Checkpoints:
         """What a checkpoint must agree on; ranks, ZeRO stage and where things are kept may change."""
         self._alone = states.group is None
         self._first = self._alone or states.group.rank() == 0
+        self._gpu = f"cuda-{0 if self._alone else states.group.rank()}"
 
     def start(self, resume: bool) -> int:
         """Steps already done: those of the newest checkpoint, which is loaded, or none. Raises UserError."""
@@ -74,15 +75,23 @@ class Checkpoints:
 
     def _state(self, step: int) -> dict:
         model, optimizer = get_state_dict(self.states.model, self.states.optimizer)
-        return {"model": model, "optimizer": optimizer, "step": step, "rng": {"cpu": torch.get_rng_state()}}
+        return {"model": model, "optimizer": optimizer, "step": step, "rng": self._random()}
 
     def _load(self, path: Path) -> int:
         state = self._state(0)
+        there = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        state["rng"] = {name: state["rng"][name] for name in state["rng"] if f"rng.{name}" in there}
         with _quiet():
             dcp.load(state, checkpoint_id=path, process_group=self.states.group, no_dist=self._alone)
         set_state_dict(self.states.model, self.states.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         torch.set_rng_state(state["rng"]["cpu"])
+        if self._gpu in state["rng"]:
+            torch.cuda.set_rng_state(state["rng"][self._gpu], self.states.device)
         return state["step"]
+
+    def _random(self) -> dict[str, torch.Tensor]:
+        """The random state of the CPU, and of this rank's GPU if it trains on one, by name. What another rank or device left is no matter."""
+        return {"cpu": torch.get_rng_state()} | ({self._gpu: torch.cuda.get_rng_state(self.states.device)} if self.states.device.type == "cuda" else {})
 
     def _wait(self) -> None:
         if not self._alone:

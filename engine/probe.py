@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
 import time
 from datetime import date
 from pathlib import Path
@@ -13,8 +15,10 @@ import torch
 from engine.arenas import DTYPES
 from engine.compile import Program
 from engine.model import LanguageModel
-from engine.worker import Job, backend
+from engine.worker import Job, backend, check_gpus
+from engine.world import started, world
 from sim import text
+from sim.errors import UserError
 from sim.schedule import Schedule
 
 
@@ -81,6 +85,21 @@ def memory_bytes() -> int:
         if Path(path).exists() and (limit := Path(path).read_text().strip()).isdigit():
             found.append(int(limit))
     return min(found)
+
+
+def hbm_bytes(ranks: int) -> int:
+    """Free memory of the fullest of the GPUs that this node's ranks take; of its own where this process is such a rank.
+
+    Asked in a process of its own: whoever asks takes some hundred MB on each GPU, for as long as it lives.
+    """
+    if started():
+        return torch.cuda.mem_get_info(world().local_rank)[0]
+    check_gpus(ranks)
+    ask = f"import torch; print(min(torch.cuda.mem_get_info(gpu)[0] for gpu in range({ranks})))"
+    answer = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    if answer.returncode:
+        raise UserError(f"the GPUs do not answer: {(answer.stderr.strip() or 'nothing was said').splitlines()[-1]}; see nvidia-smi")
+    return int(answer.stdout)
 
 
 def provenance() -> str:

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from engine.training import Training
-from engine.worker import LOST, MISTAKE, Job, Run
+from engine.worker import LOST, MISTAKE, PIN, Job, Run
+from engine.world import NAMES
 from sim.errors import RankLost, UserError
 
 KEEP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_TOP_PAD_": str(1 << 26)}
 """glibc keeps freed memory instead of giving it back and faulting it in again for every kernel's result."""
+Pin = Callable[[int, int], None]
+"""Called with bytes pinned, of how many."""
 END_S = 30
 """Told to end, ranks have this long."""
 
@@ -35,10 +39,10 @@ class Ranks:
         self._sent = 0
         self._workers = _Workers(Path(self._folder.name), P, device, Path(self._folder.name, "errors.txt"))
 
-    def do(self, jobs: list[Job], tick: Callable[[], None] = lambda: None) -> list[Run]:
-        """Runs jobs one after the other; `tick` is called after each step. Raises UserError with a rank's own line, RankLost where one was killed."""
+    def do(self, jobs: list[Job], tick: Callable[[], None] = lambda: None, pin: Pin = lambda done, total: None) -> list[Run]:
+        """Runs jobs one after the other; `tick` is called after each step, `pin` while host memory is pinned. Raises UserError with a rank's own line, RankLost where one was killed."""
         self._send(jobs)
-        for line in self._workers.lines:
+        for line in self._workers.lines(pin):
             if line.startswith("tick"):
                 tick()
             if line.startswith("done"):
@@ -62,14 +66,14 @@ class Ranks:
         self._folder.cleanup()
 
 
-def start(training: Training, P: int, hear: Callable[[str], None]) -> None:
-    """A training on P new ranks; `hear` gets each line of rank 0. Raises as Ranks.do does."""
+def start(training: Training, P: int, hear: Callable[[str], None], pin: Pin = lambda done, total: None) -> None:
+    """A training on P new ranks; `hear` gets each line of rank 0, `pin` what Ranks.do says. Raises as that does."""
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.json")
         job.write_text(json.dumps(asdict(training)))
         workers = _Workers(job, P, training.job.device, Path(folder, "errors.txt"))
         try:
-            for line in workers.lines:
+            for line in workers.lines(pin):
                 hear(line)
             if failure := workers.failure():
                 raise failure
@@ -82,25 +86,24 @@ class _Workers:
 
     def __init__(self, job: Path, P: int, device: str, errors: Path) -> None:
         starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(P), "-m"] if P > 1 else ["-m"]
-        env = os.environ | KEEP | {"OMP_NUM_THREADS": "1", "FPDT_SENDER": str(os.getpid()), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        env = {k: v for k, v in os.environ.items() if k not in NAMES} | KEEP | {"OMP_NUM_THREADS": "1", "FPDT_SENDER": str(os.getpid()), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         command = [sys.executable, *starter, "engine.serve", str(job), device]
         self._errors = errors
         with open(errors, "w") as sink:
             self._process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=sink, text=True, start_new_session=True)
-        self.lines = self._process.stdout
-        """What rank 0 prints."""
+
+    def lines(self, pin: Pin) -> Iterator[str]:
+        """What rank 0 prints, but for what it has pinned, which `pin` is called with."""
+        for line in self._process.stdout:
+            if line.startswith(PIN):
+                pin(*map(int, line.split()[1:]))
+            else:
+                yield line
 
     def failure(self) -> Exception | None:
         """Waits for the end; what it came to, if not to success."""
-        code, errors = self._process.wait(), self._errors.read_text()
-        if not code:
-            return None
-        said = {kind: [line.removeprefix(kind) for line in errors.splitlines() if line.startswith(kind)] for kind in (MISTAKE, LOST)}
-        if said[MISTAKE]:
-            return UserError(said[MISTAKE][0])
-        if said[LOST] or code < 0:
-            return RankLost(said[LOST][0] if said[LOST] else f"the rank was killed by {signal.Signals(-code).name}")
-        return RuntimeError(f"the ranks ended with {code}:\n{errors[-3000:]}")
+        code, errors = self._process.wait(), self._errors.read_text(errors="replace")
+        return reason(code, errors) if code else None
 
     def end(self, kindly: bool) -> None:
         """Waits for the processes, or tells them to end (torchrun ends its ranks)."""
@@ -111,6 +114,33 @@ class _Workers:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+KILLED = re.compile(r"^ *rank *: (\d+) .*\n *exitcode *: -(\d+) ", re.MULTILINE)
+"""How torchrun reports a rank that a signal ended."""
+
+
+def reason(code: int, errors: str) -> Exception:
+    """What the ranks' exit code and stderr come to, in one line: a user's mistake, a lost rank, or a mistake of ours with its traceback in a file."""
+    mistakes, losses = ([line.removeprefix(kind) for line in errors.splitlines() if line.startswith(kind)] for kind in (MISTAKE, LOST))
+    if mistakes:
+        return UserError(mistakes[0])
+    if killed := [(rank, int(number)) for rank, number in KILLED.findall(errors) if int(number) != signal.SIGTERM]:
+        return RankLost(f"rank {killed[0][0]} was killed by {signal_name(killed[0][1])}")
+    if losses or code < 0:
+        return RankLost(losses[0] if losses else f"the rank was killed by {signal_name(-code)}")
+    with tempfile.NamedTemporaryFile("w", prefix="fpdt-ranks-", suffix=".txt", delete=False) as kept:
+        kept.write(errors)
+    raised = [line for line in errors.splitlines() if re.match(r"(\[rank\d+\]: )?[A-Za-z_.]*(Error|Exception|Interrupt)\b", line)]
+    return RuntimeError(f"the ranks ended with {code}: {raised[0] if raised else 'they said nothing'} (all that they said: {kept.name})")
+
+
+def signal_name(number: int) -> str:
+    """9 -> SIGKILL; a real-time signal has its number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _run(data: dict) -> Run:

@@ -8,11 +8,13 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from engine.stop import leave
 from engine.training import Training, train
-from engine.worker import LOST, MISTAKE, Job, joined, run_job
+from engine.worker import LOST, MISTAKE, PIN, Job, joined, run_job
 from sim.errors import RankLost, UserError
 
 
@@ -22,24 +24,29 @@ def main(path: str, device: str) -> None:
         with joined(device) as (rank, group):
             (_serve if Path(path).is_dir() else _train)(Path(path), rank, group)
     except (UserError, RankLost) as error:
-        print(f"{MISTAKE if isinstance(error, UserError) else LOST}{error}", file=sys.stderr, flush=True)
-        os._exit(2 if isinstance(error, UserError) else 1)  # no collective of the others' is waited for
+        mistake = isinstance(error, UserError)
+        leave(f"{MISTAKE if mistake else LOST}{error}", 2 if mistake else 1)
 
 
 def _train(path: Path, rank: int, group) -> None:
     spec = json.loads(path.read_text())
-    train(Training(**spec | {"job": Job(**spec["job"])}), rank, group)
+    train(Training(**spec | {"job": Job(**spec["job"])}), rank, group, _pin(rank))
 
 
 def _serve(folder: Path, rank: int, group) -> None:
     tick = (lambda: print("tick", flush=True)) if rank == 0 else (lambda: None)
     number = 0
     while jobs := _next(folder, number):
-        runs = [run_job(job, rank, group, tick) for job in jobs]
+        runs = [run_job(job, rank, group, tick, _pin(rank)) for job in jobs]
         if rank == 0:
             (folder / f"{number}.out").write_text(json.dumps([asdict(r) for r in runs]))
             print("done", flush=True)
         number += 1
+
+
+def _pin(rank: int) -> Callable[[int, int], None]:
+    """Rank 0 prints how much host memory it has pinned."""
+    return lambda done, total: print(f"{PIN}{done} {total}", flush=True) if rank == 0 else None
 
 
 def _next(folder: Path, number: int) -> list[Job]:

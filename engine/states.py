@@ -10,6 +10,7 @@ Gradients sum over the ranks (FSDP2 averages unless told otherwise). One rank ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -20,13 +21,14 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from engine.compile import Program
 from engine.model import LanguageModel
+from engine.pulse import TIMEOUT_S
 
 
 class States:
     """The states of a model, built on the meta device, on one rank of a group (None: alone)."""
 
     def __init__(self, model: LanguageModel, zero: int, group: dist.ProcessGroup | None, device: torch.device, dtype: str, lr: float = 3e-3) -> None:
-        self.model, self.group = model, group
+        self.model, self.group, self.device = model, group, device
         self.sharded = zero == 3 and group is not None and group.size() > 1
         if self.sharded:
             _shard(model, group, device, dtype)
@@ -84,7 +86,7 @@ def _shard(model: LanguageModel, group: dist.ProcessGroup, device: torch.device,
 
     Its collectives are external ops of the schedule: a gather a region (the embedding's is part of ext.embed), a reduction a gradient.
     """
-    own = dist.new_group(dist.get_process_group_ranks(group))
+    own = dist.new_group(dist.get_process_group_ranks(group), timeout=timedelta(seconds=TIMEOUT_S[device.type]))
     mesh = DeviceMesh.from_group(own, device.type)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if dtype == "bf16" else MixedPrecisionPolicy()
     for part in (*model.blocks, model.loss, model):

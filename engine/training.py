@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +26,11 @@ class Training:
     """File that gets a line of JSON a step."""
 
 
-def train(training: Training, rank: int, group) -> None:
-    """Rank 0 prints each step's line too. Raises UserError."""
+def train(training: Training, rank: int, group, pin: Callable[[int, int], None] = lambda done, total: None) -> None:
+    """Rank 0 prints each step's line too; `pin` as Session says. Raises UserError."""
     from engine.checkpoint import Checkpoints
 
-    job, session = training.job, Session(training.job, rank, group)
+    job, session = training.job, Session(training.job, rank, group, pin)
     try:
         saved = Checkpoints(Path(training.checkpoint), session.trainer.states, session.program.schedule) if training.checkpoint else None
         session.first = saved.start(training.resume) if saved else 0

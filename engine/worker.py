@@ -5,22 +5,24 @@ The same worker serves calibration, comparison, the demo and training; engine.se
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from engine.kernels.choose import choose
+from engine.pulse import START_S, TIMEOUT_S, Pulse
+from engine.stop import leave, stops
+from engine.world import world
 from sim import text
 from sim.errors import RankLost, UserError
 from sim.schedule import Schedule
 
 MISTAKE, LOST = "error: ", "lost: "
 """How a rank's one line on stderr begins: a user's mistake, another rank that is gone."""
-TIMEOUT_S = 45
-"""A collective that takes longer has lost a rank."""
-
+PIN = "pin "
+"""How a line of rank 0 on stdout begins that says how many bytes of how many are pinned."""
 CORES = sorted(os.sched_getaffinity(0))
 """What this process may run on, before it binds itself to a part of them."""
 
@@ -72,7 +74,8 @@ class Run:
 class Session:
     """A job set up on this rank, ready to take steps one at a time."""
 
-    def __init__(self, job: Job, rank: int = 0, group=None) -> None:
+    def __init__(self, job: Job, rank: int = 0, group=None, pin: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """pin(bytes, of bytes) is called while host memory is pinned."""
         import torch
 
         from engine.compile import Program
@@ -86,7 +89,7 @@ class Session:
         schedule = text.parse(job.schedule)
         self.seq = schedule.seq
         self._data = stdlib_bytes(job.steps * self.seq)
-        self._backend, kernel = backend(job, schedule, rank)
+        self._backend, kernel = backend(job, schedule, rank, pin)
         try:
             self.program = Program(schedule, self._backend, kernel, rank, group)
             self.trainer = Trainer(self.program, job.seed, job.lr, job.zero, job.clip)
@@ -132,9 +135,9 @@ class Session:
         self._backend.close()
 
 
-def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lambda: None) -> Run:
-    """Does a job on this rank; `tick` is called after each step."""
-    session = Session(job, rank, group)
+def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lambda: None, pin: Callable[[int, int], None] = lambda done, total: None) -> Run:
+    """Does a job on this rank; `tick` is called after each step, `pin` as Session says."""
+    session = Session(job, rank, group, pin)
     try:
         for step in range(job.steps):
             session.step(step > 0 and job.trace_every > 0 and step % job.trace_every == 1 % job.trace_every)
@@ -151,20 +154,20 @@ def placement(rank: int, world: int) -> dict[str, set[int]]:
     return {"compute": {CORES[0]}} | dict.fromkeys(("comm", "h2d", "d2h", "host"), set(CORES[1:]))
 
 
-def backend(job: Job, schedule: Schedule, rank: int):
-    """(backend, attention kernel) of this rank. Raises UserError where the node has too few GPUs."""
+def backend(job: Job, schedule: Schedule, rank: int, pin: Callable[[int, int], None] = lambda done, total: None):
+    """(backend, attention kernel) of this rank. Raises UserError where the node has too few GPUs, or ones that no kernel runs on."""
     if job.device == "cpu":
         from engine.backend.cpu import CpuBackend
-        from engine.kernels import cpu_flash
 
-        return CpuBackend(placement(rank, schedule.P), job.link_GBps), cpu_flash
+        return CpuBackend(placement(rank, schedule.P), job.link_GBps), choose(schedule.model, schedule.dtype, None)
+    import torch
+
     from engine.backend.cuda import CudaBackend
-    from engine.kernels import cudnn
 
-    check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-    if schedule.dtype != "bf16":
-        raise UserError(f"no attention kernel on CUDA takes {schedule.dtype}; use --dtype bf16")
-    return CudaBackend(int(os.environ.get("LOCAL_RANK", 0))), cudnn
+    here = world()
+    check_gpus(here.local_size)
+    kernel = choose(schedule.model, schedule.dtype, torch.cuda.get_device_capability(here.local_rank))
+    return CudaBackend(here.local_rank, pin), kernel
 
 
 def check_gpus(ranks: int) -> None:
@@ -176,28 +179,52 @@ def check_gpus(ranks: int) -> None:
 
 
 @contextmanager
-def joined(device: str = "cpu"):
+def joined(device: str = "cpu", prefix: str = LOST):
     """(rank, group) of this process among those that torchrun started; (0, None) where there is one.
 
-    Raises RankLost where another rank is gone. Told to stop, which is what torchrun does when a rank is gone, it ends with a line.
+    Raises RankLost where another rank is gone, and ends the process with a line (after `prefix`) where that is noticed beside a call
+    that does not return, or where it is told to stop, which is what torchrun does when a rank is gone.
     """
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    signal.signal(signal.SIGTERM, lambda *_: (os.write(2, f"{LOST}rank {rank} was told to stop, as another rank had ended\n".encode()), os._exit(1)))
+    rank, size, _, _ = world()
     if device == "cpu":
-        os.sched_setaffinity(0, placement(rank, world)["host"])
-    if world == 1:
-        yield rank, None
-        return
-    import torch.distributed as dist
+        os.sched_setaffinity(0, placement(rank, size)["host"])
+    with stops(f"{prefix}rank {rank} was told to stop, as another rank had ended"):
+        if size == 1:
+            with _memory_lasts(rank):
+                yield rank, None
+            return
+        import torch
+        import torch.distributed as dist
 
-    dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", timeout=timedelta(seconds=TIMEOUT_S))
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # its way is a C++ traceback and SIGABRT
+        start = timedelta(seconds=START_S)
+        dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", timeout=start)
+        try:
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=TIMEOUT_S[device]))
+            store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=start)
+            pulse = Pulse(store, rank, size, lambda said: leave(f"{prefix}{said}", 1))
+            with _memory_lasts(rank):
+                yield rank, dist.group.WORLD
+            dist.all_reduce(torch.zeros(1))  # nobody leaves before all are done
+            pulse.end()
+        except Exception as error:
+            if _lost(error):
+                raise RankLost(f"rank {rank} lost another rank: {str(error).strip().splitlines()[-1]}") from None
+            raise
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _memory_lasts(rank: int):
+    """Raises UserError where it does not."""
     try:
-        yield rank, dist.group.WORLD
-    except Exception as error:
-        if _lost(error):
-            raise RankLost(f"rank {rank} lost another rank: {str(error).strip().splitlines()[-1]}") from None
+        yield
+    except (RuntimeError, MemoryError) as error:  # torch's are RuntimeErrors
+        from engine.oom import out_of_memory
+
+        if said := out_of_memory(error):
+            raise UserError(f"rank {rank} {said}") from None
         raise
-    dist.destroy_process_group()
 
 
 def _lost(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ import os
 import shlex
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NoReturn, Optional
 
@@ -20,6 +21,7 @@ import typer
 
 from sim.errors import RankLost, UserError, unknown
 from sim.files import folder, writable, write
+from sim.strategy import Strategy
 from sim.units import parse_bytes, parse_tokens
 
 app = typer.Typer(help=__doc__.split("\n\n")[0], add_completion=False, pretty_exceptions_enable=False)
@@ -33,7 +35,7 @@ Gpus = Annotated[Optional[int], typer.Option("--gpus", help="P, the ranks that s
 Seq = Annotated[str, typer.Option("--seq", help="S in tokens: 65536, 64K, 2M.")]
 Chunk = Annotated[Optional[str], typer.Option("--chunk", help="C in tokens; 64K if not given.")]
 Layers = Annotated[Optional[int], typer.Option("--layers", help="Layers instead of the model's own.")]
-Settings = Annotated[list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Any strategy field; repeatable.")]
+Settings = Annotated[list[str], typer.Option("--set", metavar="FIELD=VALUE", help=f"Any strategy field; repeatable. Fields and defaults: {Strategy.defaults()}.")]
 Offload = Annotated[Optional[bool], typer.Option("--offload/--no-offload", help="KV and saved activations on the host, or in HBM; on if not given.")]
 DemoName = Annotated[str, typer.Argument(metavar="MODEL", help="A name that `fpdt models` lists.")]
 Link = Annotated[Optional[float], typer.Option("--link", metavar="GBPS", help="Paces host copies to this speed, each way.")]
@@ -74,7 +76,7 @@ def simulate(
     from sim.simulate import simulate
 
     writable(save_timeline)
-    computer = machines.machine(machine).override(*(parse_bytes(size) if size else None for size in (hbm, host)))
+    computer = machines.machine(machine).override(*(None if size is None else parse_bytes(size) for size in (hbm, host)))
     schedule, strategy = built(model, seq, gpus, chunk, layers, settings, offload, dtype)
     lint(schedule)
     timeline = simulate(schedule, strategy, computer)
@@ -84,7 +86,9 @@ def simulate(
     if save_timeline:
         timeline.save(save_timeline)
     if as_json:
-        print(json.dumps(result, indent=2))
+        inputs = {"model": model, "layers": schedule.layers, "machine": machine, "seq": parse_tokens(seq), "chunk": strategy.chunk, "gpus": strategy.sp,
+                  "strategy": asdict(strategy), "dtype": dtype}
+        print(json.dumps({"inputs": inputs} | result, indent=2))
     else:
         from experiments.tables import prediction
 
@@ -186,9 +190,11 @@ def train(
     positive("--lr", lr, 3e-3)
     if resume and not checkpoint:
         raise UserError("--resume needs the folder to resume from; name it with --checkpoint")
-    world = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else gpus
-    if gpus not in (None, world):
-        raise UserError(f"--gpus {gpus} is not the {world} ranks that torchrun has started; drop it")
+    from engine.world import started, world
+
+    ranks = world().size if started() else gpus
+    if gpus not in (None, ranks):
+        raise UserError(f"--gpus {gpus} is not the {ranks} ranks that torchrun has started; drop it")
     import torch
 
     from engine.training import Training
@@ -198,15 +204,15 @@ def train(
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     host_sync = [] if device == "cuda" or any(setting.startswith("host_sync=") for setting in settings) else ["host_sync=region"]
-    schedule, strategy = built(model, seq, world, chunk, layers, settings + host_sync, offload, dtype or ("bf16" if device == "cuda" else "fp32"), zero)
+    schedule, strategy = built(model, seq, ranks, chunk, layers, settings + host_sync, offload, dtype or ("bf16" if device == "cuda" else "fp32"), zero)
     job = Job(text.show(schedule), steps, lr=lr, zero=strategy.zero, clip=clip, device=device)
     if checkpoint and not resume:
         folder(checkpoint)
     log = log or (checkpoint and checkpoint / "steps.jsonl")
     writable(log)
-    if "RANK" not in os.environ:
+    if not started():
         stoppable()
-    train_command(schedule, Training(job, checkpoint and str(checkpoint), every, resume, log and str(log)))
+    train_command(schedule, strategy, Training(job, checkpoint and str(checkpoint), every, resume, log and str(log)))
 
 
 def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, dtype: str, zero: int | None = None):
@@ -220,7 +226,6 @@ def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int
 def chosen(model: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, zero: int | None = None):
     """(model, strategy) that the options describe. Raises UserError."""
     from sim.model import model as find
-    from sim.strategy import Strategy
 
     tokens = None if chunk is None else parse_tokens(chunk)
     given = {name: value for name, value in (("sp", gpus), ("chunk", tokens), ("offload", offload), ("zero", zero)) if value is not None}
@@ -274,9 +279,12 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
 def fail(message: str, code: int = 2) -> NoReturn:
     """One line on stderr, and an exit code."""
-    print("fpdt:", " ".join(message.split("\n")), file=sys.stderr, flush=True)
-    if "RANK" in os.environ:
-        os._exit(code)  # of several ranks: no collective of the others' is waited for
+    line = "fpdt: " + " ".join(message.split("\n"))
+    if "RANK" in os.environ:  # one of several ranks
+        from engine.stop import leave
+
+        leave(line, code)
+    print(line, file=sys.stderr, flush=True)
     sys.exit(code)
 
 

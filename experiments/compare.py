@@ -16,11 +16,12 @@ from engine import measure, probe
 from engine.arenas import planned_bytes
 from engine.ranks import Ranks
 from engine.worker import Job, Run
-from experiments.calibrate import calibrated, progress
+from experiments.bars import pinning, progress
+from experiments.calibrate import calibrated
+from experiments.room import check_memory
 from sim import export, text
 from sim.build.step import build
 from sim.errors import UserError
-from sim.externals import STATE_BYTES
 from sim.files import claimed, write
 from sim.lint import lint
 from sim.machine import Machine
@@ -66,7 +67,7 @@ def compare(
     strategy = strategy if device == "cuda" else strategy.replace(host_sync="region")
     schedule = build(model, strategy, seq, dtype)
     lint(schedule)
-    check_memory(schedule, strategy, probe.memory_bytes(), SPACES if device == "cpu" else ("host",))
+    check_memory(schedule, strategy, device)
     with claimed(out):
         return _compare(schedule, strategy, seq, device, machine, steps, link_GBps, reference, out, command, console)
 
@@ -88,12 +89,12 @@ def _compare(
         predicted = simulate(schedule, strategy, machine)
         predicted.meta |= {"source": "predicted", "provenance": probe.provenance(), "command": command}
         predicted.save(out / "predicted.json")
-        task = bar.add_task(f"train {model.name}, S={show_tokens(schedule.seq)}, {schedule.P} ranks", total=steps)
-        run, = ranks.do([Job(text.show(schedule), steps=steps, link_GBps=link_GBps, zero=strategy.zero, device=device)], lambda: bar.advance(task))
+        task = bar.add_task(f"train {model.name}, S={show_tokens(schedule.seq)}, {schedule.P} ranks", total=steps, state="")
+        run, = ranks.do([Job(text.show(schedule), steps=steps, link_GBps=link_GBps, zero=strategy.zero, device=device)], lambda: bar.advance(task), pinning(bar))
         plain = None
         if reference:
             whole = build(model, strategy.replace(chunk=schedule.seq, offload=False, save="all"), seq, dtype)
-            task = bar.add_task("the same without chunks or offload", total=steps)
+            task = bar.add_task("the same without chunks or offload", total=steps, state="")
             plain = ranks.do([Job(text.show(whole), steps=steps, trace_every=0, last_update=False, device=device)], lambda: bar.advance(task))[0].losses
     measured = measure.timeline(schedule, strategy, machine, run)
     measured.meta |= {"source": "measured", "provenance": probe.provenance(), "command": command}
@@ -105,26 +106,6 @@ def _compare(
     write(out / "summary.json", json.dumps(summary_json(found, command), indent=1) + "\n")
     console.print(f"Look at {out}/overlay.png, open {out}/trace.json in Perfetto, read {out}/schedule.txt.")
     return found
-
-
-def check_memory(schedule: Schedule, strategy: Strategy, have_bytes: int, spaces: tuple[str, ...] = SPACES) -> None:
-    """What lies in this machine's memory (on CPU both arenas and the states), of all ranks, fits. Raises UserError with the longest S that would."""
-    states = schedule.model.params * STATE_BYTES * (1 if strategy.zero == 3 else schedule.P) if "hbm" in spaces else 0
-    if states > have_bytes:
-        raise UserError(f"{schedule.model.name} needs {show_bytes(states)} for its states alone, {show_bytes(states - have_bytes)} more than the {show_bytes(have_bytes)} of memory here; take fewer layers (--layers) or a smaller model")
-
-    def need(s: Schedule) -> int:
-        return states + s.P * sum(s.arena_bytes(space) for space in spaces)
-
-    if need(schedule) <= have_bytes:
-        return
-    low, high = schedule.P, schedule.seq
-    while high - low > max(1, low // 256):
-        middle = (low + high) // 2
-        low, high = (middle, high) if need(build(schedule.model, strategy, middle, schedule.dtype)) <= have_bytes else (low, middle)
-    raise UserError(
-        f"S={schedule.seq} needs {show_bytes(need(schedule))} for the arenas and states of {schedule.P} ranks, "
-        f"{show_bytes(need(schedule) - have_bytes)} more than the {show_bytes(have_bytes)} of memory here; the longest S that fits is about {low}")
 
 
 def rows(c: Comparison) -> list[tuple[str, float, float, str]]:

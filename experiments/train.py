@@ -2,39 +2,43 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine.checkpoint import clean
 from engine.ranks import start
 from engine.training import Training, train
 from engine.worker import check_gpus, joined
+from engine.world import started, world
+from experiments.bars import pinning, progress
+from experiments.room import check_memory
 from sim.schedule import Schedule
+from sim.strategy import Strategy
 from sim.units import show_tokens
 
 
-def train_command(schedule: Schedule, training: Training, console: Console | None = None) -> None:
+def train_command(schedule: Schedule, strategy: Strategy, training: Training, console: Console | None = None) -> None:
     """Raises UserError, RankLost, and KeyboardInterrupt when told to stop; whatever ends it, no checkpoint is half there."""
-    if "RANK" in os.environ:
-        with joined(training.job.device) as (rank, group):
+    device = training.job.device
+    if started():
+        if device == "cuda":
+            check_gpus(world().local_size)
+        check_memory(schedule, strategy, device, world().local_size)
+        with joined(device, "fpdt: ") as (rank, group):
             train(training, rank, group)
         return
-    if training.job.device == "cuda":
-        check_gpus(schedule.P)
+    check_memory(schedule, strategy, device)
     title = f"train {schedule.model.name}, S={show_tokens(schedule.seq)}, {schedule.P} ranks"
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn()
     try:
-        with Progress(*columns, console=console or Console()) as bar:
+        with progress(console) as bar:
             task = bar.add_task(title, total=training.job.steps, state="")
 
             def hear(line: str) -> None:
                 step = json.loads(line)
                 bar.update(task, completed=step["step"] + 1, state=f"loss {step['loss']:.4f}  grad norm {step['grad_norm']:.3f}  {step['step_s']:.2f} s/step")
 
-            start(training, schedule.P, hear)
+            start(training, schedule.P, hear, pinning(bar))
     finally:
         if training.checkpoint:
             clean(Path(training.checkpoint))

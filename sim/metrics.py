@@ -21,11 +21,14 @@ from sim.timeline import ROWS, Timeline
 
 KEYS = ("step_s", "fwd_s", "bwd_s", "mfu_causal", "mfu_palm", "hfu", "mfu_megatron_ds", "hbm_peak_bytes", "host_peak_bytes",
         "fits", "binding", "overlap", "assumptions")
-"""What --json prints."""
+"""What --json prints, beside its inputs."""
+ISSUE = "issue"
+"""The host thread that issues the ops, as a part of the critical path; `host` is memory."""
 
 
 def summary(timeline: Timeline) -> dict:
-    """KEYS -> values: seconds, shares (0 to 1), bytes per rank; fits says if HBM and the node's host memory hold it."""
+    """KEYS -> values: seconds, shares (0 to 1), bytes per rank; fits says if HBM and the node's host memory hold it. binding is the
+    space of which there is too little (hbm, host), or where it fits the part of the critical path that takes the longest."""
     path = critical_path(timeline)
     over = overrun(timeline)
     worst = max(over, key=over.get)
@@ -99,14 +102,14 @@ def overrun(timeline: Timeline) -> dict[str, int]:
 
 
 def critical_path(timeline: Timeline) -> dict[str, int]:
-    """Stream -> ns of the chain that ends last, walked back from the last span.
+    """Stream (or issue) -> ns of the chain that ends last, walked back from the last span.
 
     A span follows the one before it on its stream if that ended just before (the machine's gap); else the one that ended last
-    on any stream. Time in which nothing ended is the host's: the op was not issued yet.
+    on any stream. Time in which nothing ended is `issue`, the host thread's: the op was not issued yet.
     """
     n = timeline.meta.get("numbers", {})
     gap, wake = n.get("gap_ns", 0), n.get("wake_ns", 0)
-    path = dict.fromkeys(ROWS, 0)
+    path = dict.fromkeys((*(row for row in ROWS if row != "host"), ISSUE), 0)
     chains = {s: c for s in ROWS if s != "host" and len((c := _Chains(timeline, s, gap)).end)}
     if not chains:
         return path
@@ -121,13 +124,13 @@ def critical_path(timeline: Timeline) -> dict[str, int]:
         before = {s: c.last_until(start, head if s == stream else len(c.end)) for s, c in chains.items()}
         before = {s: i for s, i in before.items() if i >= 0}
         if not before:
-            path["host"] += start - begin
+            path[ISSUE] += start - begin
             return path
         stream = max(before, key=lambda s: int(chains[s].end[before[s]]))
         k = before[stream]
         now = int(chains[stream].end[k])
         if start - now > max(gap, wake):
-            path["host"] += start - now
+            path[ISSUE] += start - now
 
 
 class _Chains:

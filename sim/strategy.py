@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from sim.errors import UserError, unknown
 from sim.model import Model
-from sim.units import parse_tokens
+from sim.units import parse_tokens, show_tokens
 
 
 MOST_CHUNKS = 512
@@ -81,15 +81,23 @@ class Strategy:
     def parse(cls, settings: list[str], **base) -> "Strategy":
         """A strategy from 'field=value' strings over the fields in `base`. Raises UserError."""
         known = {f.name: f for f in fields(cls)}
-        values = dict(base)
+        values, seen = dict(base), set()
         for setting in settings:
             name, eq, text = setting.partition("=")
             if not eq:
                 raise UserError(f"--set {setting!r} is not field=value; try --set prefetch=2")
             if name not in known:
                 raise unknown("strategy field", name, known)
+            if name in seen:
+                raise UserError(f"--set names {name} twice; keep one of them")
+            seen.add(name)
             values[name] = _read(known[name], text)
         return cls(**values)
+
+    @classmethod
+    def defaults(cls) -> str:
+        """Every field with its default, as --set takes it."""
+        return ", ".join(f"{f.name}={_shown(f.default)}" for f in fields(cls))
 
     def replace(self, **changes) -> "Strategy":
         return dataclasses.replace(self, **changes)
@@ -114,6 +122,10 @@ def _read(field: dataclasses.Field, text: str):
     if kind is int:
         return parse_tokens(text)
     return text
+
+
+def _shown(value) -> str:
+    return str(value).lower() if isinstance(value, bool) else show_tokens(value) if isinstance(value, int) else value
 
 
 def _divisor(heads: int, P: int) -> int:

@@ -79,13 +79,18 @@ def parse(text: str, name: str = "schedule") -> Schedule:
     """A schedule from its text. Raises UserError with the line's number, what is wrong and what would be right."""
 
     head: dict = {"saved": {}, "regions": {}, "require": {}, "stride": {}, "shared": {}}
-    region = None
+    region, first = None, {}
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.split("#", 1)[0].strip()
         if not line:
             continue
         word, _, rest = line.partition(" ")
         where = f"{name}:{number}"
+        header = f"{word} {rest.split()[0]}" if word in ("require", "arena") and rest.split() else word
+        if header in first:
+            raise UserError(f"{where}: a second {header} line, after line {first[header]}; keep one of them")
+        if word in ("schedule", "model", "order", "require", "arena"):
+            first[header] = number
         try:
             match word:
                 case "schedule":
@@ -100,7 +105,11 @@ def parse(text: str, name: str = "schedule") -> Schedule:
                     pairs = dict(p.split("=") for p in rest.split())
                     kinds = {f.name: f.type for f in fields(Model)}
                     cast = {"str": str, "int": int, "float": float}
-                    head["model"] = Model(head["model"], **{k: cast[kinds[k]](v) for k, v in pairs.items()})
+                    values = {k: cast[kinds[k]](v) for k, v in pairs.items()}
+                    try:
+                        head["model"] = Model(head["model"], **values)
+                    except UserError as error:
+                        raise UserError(f"{where}: {error}") from None
                 case "order":
                     head["order"] = rest.split()
                 case "require":

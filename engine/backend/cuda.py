@@ -1,22 +1,18 @@
 """CUDA backend: streams and events as they are, one HBM arena, one host arena pinned to the byte.
 
-The host arena is ordinary memory registered with the driver: the stock pinned allocator rounds up to a power of two. Nothing
-blocks the host but `Event.block` and `settle`.
+Nothing blocks the host but `Event.block` and `settle`.
 """
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from contextlib import contextmanager
 
 import torch
 
+from engine.backend.pinned import Pinned
 from sim.errors import UserError
 from sim.schedule import STREAMS
 from sim.units import show_bytes
-
-PIECE_BYTES = 1 << 30
-"""Host memory is touched in pieces of this size, so that progress can be shown."""
 
 
 class Event:
@@ -70,7 +66,7 @@ class CudaBackend:
         self.device = torch.device("cuda", device)
         self._tick = tick
         self._timed: list = []
-        self._pinned: list[torch.Tensor] = []
+        self._pinned: list[Pinned] = []
         self.streams = {s: Stream(self._timed) for s in STREAMS if s != "host"}
         self._base = torch.cuda.Event(enable_timing=True)
         self._base.record()
@@ -83,18 +79,8 @@ class CudaBackend:
             except torch.OutOfMemoryError:
                 free, _ = torch.cuda.mem_get_info()
                 raise UserError(f"the HBM arena needs {show_bytes(size_bytes)}, {show_bytes(size_bytes - free)} more than is free; use a smaller chunk or more GPUs") from None
-        pages = mmap.mmap(-1, max(size_bytes, 1))  # whole pages of its own, which registering needs
-        memory = torch.frombuffer(pages, dtype=torch.uint8, count=max(size_bytes, 1))[:size_bytes]
-        for at in range(0, size_bytes, PIECE_BYTES):
-            memory[at:at + PIECE_BYTES].zero_()
-            self._tick(min(at + PIECE_BYTES, size_bytes), size_bytes)
-        if size_bytes:
-            code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size_bytes, 0)
-            if int(code):
-                self.close()
-                raise UserError(f"pinning {show_bytes(size_bytes)} of host memory failed ({code}); take fewer tokens or raise the limit of locked memory")
-            self._pinned.append(memory)
-        return memory
+        self._pinned.append(Pinned(size_bytes, self._tick))
+        return self._pinned[-1].tensor
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_(source, non_blocking=True)
@@ -122,5 +108,5 @@ class CudaBackend:
     def close(self) -> None:
         torch.cuda.synchronize()
         for memory in self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+            memory.free()
         self._pinned.clear()

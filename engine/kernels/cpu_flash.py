@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import torch
 
+from sim.model import Model
+
 NAME = "torch CPU flash"
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def refuses(model: Model, dtype: str, capability: tuple[int, int] | None) -> str | None:
+    """Why it cannot run these shapes on a device of this compute capability (None: a CPU), or None."""
+    return None if capability is None else "runs on a CPU"
 
 
 def _batched(x_SHD: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,22 @@ from __future__ import annotations
 
 import torch
 
+from sim.model import Model
+
 NAME = "cuDNN"
+MOST_HEAD_DIM = 128
+"""Backward's; forward alone would take 256 on Hopper."""
+
+
+def refuses(model: Model, dtype: str, capability: tuple[int, int] | None) -> str | None:
+    """Why it cannot run these shapes on a device of this compute capability, or None."""
+    if capability is None or capability < (8, 0):
+        return "needs a GPU of compute capability 8.0 or more"
+    if dtype != "bf16":
+        return f"takes no {dtype}; use --dtype bf16"
+    if model.head_dim % 8 or model.head_dim > MOST_HEAD_DIM:
+        return f"takes a head_dim that is a multiple of 8 and at most {MOST_HEAD_DIM}, not {model.head_dim}"
+    return None
 
 
 def _batched(x_SHD: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,22 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.cpu_flash import _batched, _spread
+from sim.model import Model
 
 NAME = "torch flash (FA2)"
+MOST_HEAD_DIM = 192
+"""Backward's on every such GPU; some take 256."""
+
+
+def refuses(model: Model, dtype: str, capability: tuple[int, int] | None) -> str | None:
+    """Why it cannot run these shapes on a device of this compute capability, or None."""
+    if capability is None or capability < (8, 0):
+        return "needs a GPU of compute capability 8.0 or more"
+    if dtype != "bf16":
+        return f"takes no {dtype}; use --dtype bf16"
+    if model.head_dim % 8 or model.head_dim > MOST_HEAD_DIM:
+        return f"takes a head_dim that is a multiple of 8 and at most {MOST_HEAD_DIM}, not {model.head_dim}"
+    return None
 
 
 def forward(q_SHD, kv_T2KD, causal: bool):

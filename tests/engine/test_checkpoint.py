@@ -5,9 +5,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import torch
 import torch.distributed.checkpoint as dcp
 
 from engine.checkpoint import Checkpoints, steps
+from engine.states import States
 from engine.train import Trainer
 from sim.errors import UserError
 from tests.engine.cases import running, schedule, text, tiny
@@ -72,3 +74,40 @@ def test_what_cannot_be_resumed_says_so(tmp_path):
         train(0, None, tmp_path, 0, 2, (), True, seq=48)
     with pytest.raises(UserError, match="layers=2, not 3"):
         train(0, None, tmp_path, 0, 2, (), True, model=tiny(4, 2, 16, layers=3))
+
+
+def on_gpus(rank: int, group, folder: Path, until: int, gpus: bool, resume: bool, seed: int) -> dict:
+    """Trains to a step and saves, as if on GPUs (or not); the random state of this rank's GPU after it."""
+    made = {"state": torch.full((16,), seed + rank, dtype=torch.uint8), "asked": set()}
+
+    def get(device):
+        made["asked"].add(device)
+        return made["state"]
+
+    def set_(state, device):
+        made["asked"].add(device)
+        made["state"] = state.clone()
+
+    class Devices:
+        def __get__(self, states, owner):
+            return torch.device("cuda", 3) if gpus else torch.device("cpu")
+
+        def __set__(self, states, device):
+            pass
+
+    with patch.object(torch.cuda, "get_rng_state", get), patch.object(torch.cuda, "set_rng_state", set_), patch.object(States, "device", Devices(), create=True):
+        train(rank, group, folder, 0, until, (until,), resume)
+    return {"state": made["state"].tolist(), "asked": {str(device) for device in made["asked"]}}
+
+
+@pytest.mark.parametrize("before, after", ((1, 1), (2, 2), (1, 2), (2, 1)))
+def test_each_ranks_gpu_goes_on_with_its_own_random_state(ranks, before, after, tmp_path):
+    ranks(before).run(on_gpus, tmp_path, 1, True, False, 10)
+    for rank, found in enumerate(ranks(after).run(on_gpus, tmp_path, 2, True, True, 50)):
+        assert found == {"state": [10 + rank if rank < before else 50 + rank] * 16, "asked": {"cuda:3"}}
+
+
+@pytest.mark.parametrize("before, after", ((True, False), (False, True)))
+def test_a_checkpoint_goes_from_a_gpu_to_a_cpu_and_back(before, after, tmp_path):
+    on_gpus(0, None, tmp_path, 1, before, False, 10)
+    assert on_gpus(0, None, tmp_path, 2, after, True, 50) == {"state": [50] * 16, "asked": {"cuda:3"} if after else set()}

@@ -31,9 +31,21 @@ def fpdt(capsys):
 
 def test_json_keys(fpdt):
     result = json.loads(fpdt(SIMULATE))
-    assert list(result) == KEYS
+    assert list(result) == ["inputs", *KEYS]
     assert result["step_s"] >= result["fwd_s"] + result["bwd_s"] > 0
     assert result["fits"] is True and 0 < result["mfu_causal"] < result["mfu_palm"] < 1
+
+
+def test_json_has_its_inputs(fpdt):
+    inputs = json.loads(fpdt(SIMULATE.replace("128K", "131071") + " --set prefetch=3 --no-offload"))["inputs"]
+    assert inputs == {"model": "llama3-8b", "layers": 2, "machine": "a100-80g-sxm", "seq": 131071, "chunk": 32768, "gpus": 4, "dtype": "bf16",
+                      "strategy": dataclasses.asdict(Strategy(sp=4, chunk=32768, prefetch=3, offload=False))}
+
+
+def test_help_lists_the_fields_of_set_with_their_defaults(fpdt):
+    said = " ".join(fpdt("simulate --help").replace("│", " ").split())
+    assert ("Fields and defaults: sp=1, chunk=64K, prefetch=2, offload=true, save=qkvo, order=query-up, accum=hbm, rows=ascending, "
+            "skip_resident=false, reuse_slack=0, ffn_sub=2, loss_sub=32, zero=3, host_sync=none.") in said
 
 
 def test_capacities_decide_whether_it_fits(fpdt):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -48,7 +49,7 @@ def wait_for(steps: int, folder: Path) -> None:
         time.sleep(0.02)
 
 
-def ranks_of(process: subprocess.Popen) -> list[int]:
+def ranks_of(process: subprocess.Popen, program: bytes = b"engine.serve") -> list[int]:
     """Process ids of its worker ranks, by rank."""
     found = {}
     for entry in Path("/proc").iterdir():
@@ -59,7 +60,7 @@ def ranks_of(process: subprocess.Popen) -> list[int]:
                 parents += (int(Path(f"/proc/{parents[0]}/stat").read_text().rsplit(")", 1)[1].split()[1]),)
             except OSError:
                 continue
-            if b"engine.serve" in command and process.pid in parents:
+            if program in command and process.pid in parents:
                 rank = next((int(v[5:]) for v in environment if v.startswith(b"RANK=")), None)
                 if rank is not None:
                     found[rank] = int(entry.name)
@@ -74,8 +75,8 @@ def test_a_killed_rank_ends_the_others_and_resume_goes_on_to_the_same_losses(zer
     wait_for(4, tmp_path / "cut")
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     start = time.monotonic()
-    line, = end(process, 1).splitlines()
-    assert time.monotonic() - start < 60 and line.startswith("fpdt: rank 0 ")
+    assert end(process, 1) == "fpdt: rank 1 was killed by SIGKILL\n"
+    assert time.monotonic() - start < 60
     end(begin(*options, "--checkpoint", tmp_path / "cut", "--resume"))
     assert log(tmp_path / "cut") == log(tmp_path / "whole") and len(log(tmp_path / "cut")) == 8
 
@@ -89,19 +90,42 @@ def test_an_interrupt_ends_it_with_a_line_and_nothing_half_written(how, tmp_path
     assert not list(tmp_path.glob("*.part")) and list(tmp_path.glob("step-*"))
 
 
-def test_two_nodes_of_one_rank_train_as_one_node_of_two(tmp_path):
-    end(begin("--gpus", 2, "--steps", 3, "--checkpoint", tmp_path / "one"))
+def nodes(*options) -> list[subprocess.Popen]:
+    """Two nodes of one rank, each under a torchrun of its own."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    nodes = []
-    for node in range(2):
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1",
-                    "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "-m", "experiments.cli"]
-        nodes.append(begin("--steps", 3, "--checkpoint", tmp_path / "two", starter=torchrun))
-    for node in nodes:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
+    return [begin(*options, starter=[*torchrun, "--node-rank", str(node), "-m", "experiments.cli"]) for node in range(2)]
+
+
+def test_two_nodes_of_one_rank_train_as_one_node_of_two(tmp_path):
+    end(begin("--gpus", 2, "--steps", 3, "--checkpoint", tmp_path / "one"))
+    for node in nodes("--steps", 3, "--checkpoint", tmp_path / "two"):
         end(node)
     assert log(tmp_path / "two") == log(tmp_path / "one")
+
+
+def test_of_two_nodes_the_one_that_is_left_ends_with_a_line_and_resume_goes_on(tmp_path):
+    end(begin("--gpus", 2, "--steps", 6, "--checkpoint", tmp_path / "whole"))
+    both = nodes("--steps", 6, "--checkpoint", tmp_path / "cut")
+    wait_for(3, tmp_path / "cut")
+    victim, = ranks_of(both[1], b"experiments.cli")
+    start = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    line, = (line for line in end(both[0], 1).splitlines() if line.startswith("fpdt: "))
+    assert time.monotonic() - start < 60 and re.match(r"fpdt: rank [01] (lost another rank: |was told to stop, as another rank had ended$)", line)
+    assert "fpdt: " not in end(both[1], 1)
+    for node in nodes("--steps", 6, "--checkpoint", tmp_path / "cut", "--resume"):
+        end(node)
+    assert log(tmp_path / "cut") == log(tmp_path / "whole") and len(log(tmp_path / "cut")) == 6
+
+
+def test_an_environment_that_is_no_ranks_is_one_line(monkeypatch):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "two"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")):
+        monkeypatch.setitem(ENV, name, value)
+    assert end(begin("--steps", 1), 2) == (
+        "fpdt: the environment says RANK=0 WORLD_SIZE=two LOCAL_RANK=0 LOCAL_WORLD_SIZE=1, which is no rank's; start with torchrun, which sets them all, or unset RANK\n")
 
 
 def test_more_ranks_than_gpus_is_one_line(monkeypatch):

@@ -71,19 +71,30 @@ def test_overlap_is_the_hidden_share_of_copies():
 
 
 def test_the_critical_path_is_walked_back():
-    """From the end: optimizer 5, ffn_bwd 20, reload 40, offload 20; nothing ended just before 15, so 5 are the host's; embed 10."""
-    assert critical_path(hand()) == {"compute": 20, "comm": 0, "h2d": 40, "d2h": 20, "host": 5, "external": 15}
+    """From the end: optimizer 5, ffn_bwd 20, reload 40, offload 20; nothing ended just before 15, so 5 went to issuing; embed 10."""
+    assert critical_path(hand()) == {"compute": 20, "comm": 0, "h2d": 40, "d2h": 20, "external": 15, "issue": 5}
 
 
 def test_a_gap_within_the_machines_belongs_to_the_chain():
     path = critical_path(world({"fwd": "compute qkv[0]\ncompute qkv[1]"}, tiny_machine(gap_ns=2)))
-    assert path["compute"] == 22 and path["host"] == 0
+    assert path["compute"] == 22 and path["issue"] == 0
 
 
-def test_waiting_for_the_host_is_the_hosts():
+def test_waiting_for_the_host_thread_is_issue():
     """qkv at 30 to 40, 60 to 70, 90 to 100."""
     path = critical_path(world({"fwd": "compute qkv[0]\ncompute qkv[1]\ncompute qkv[2]"}, tiny_machine(launch_ns=30)))
-    assert (path["compute"], path["host"]) == (30, 70)
+    assert (path["compute"], path["issue"]) == (30, 70) and "host" not in path
+
+
+def test_a_slow_host_thread_binds_by_another_name_than_host_memory():
+    import dataclasses
+
+    slow = dataclasses.replace(A100, numbers=A100.numbers | {"launch_ns": {"value": 5e9, "source": "assumed: a test"}})
+    strategy = Strategy(sp=4, chunk=65536)
+    schedule = build(model("llama3-8b", layers=2), strategy, 1 << 18)
+    for machine_, said in ((slow, (True, "issue")), (slow.override(host_bytes=1 << 30), (False, "host"))):
+        result = summary(simulate(schedule, strategy, machine_))
+        assert (result["fits"], result["binding"]) == said
 
 
 def test_a_summary_has_the_promised_keys():

@@ -1,0 +1,57 @@
+"""Need: the most memory a rank takes in a step, from the schedule alone: no simulation, so that it can be asked before anything starts.
+
+The same things as sim.memory counts over time: arenas and states throughout, and beside them the arguments of regions at work, their
+largest workspace and, under ZeRO-3, the parameters gathered for them. A bound from above, some percent high.
+"""
+from __future__ import annotations
+
+from sim.externals import STATE_BYTES, region_params
+from sim.layout import ITEM
+from sim.ops import KINDS
+from sim.schedule import SPACES, Schedule
+
+
+def need(schedule: Schedule, zero: int) -> dict[str, int]:
+    """Space -> bytes of one rank at its most, with the model states at ZeRO stage `zero`."""
+    found = {space: schedule.arena_bytes(space) for space in SPACES}
+    found["hbm"] += states(schedule, zero) + max(beside(schedule, zero), reduction(schedule, zero))
+    return found
+
+
+def states(schedule: Schedule, zero: int) -> int:
+    """Parameters, gradients and optimizer that one rank keeps."""
+    return STATE_BYTES * schedule.model.params // (schedule.P if zero == 3 else 1)
+
+
+def beside(schedule: Schedule, zero: int) -> int:
+    """What one rank needs beside arenas and states: the most of any two regions in a row, the second at work while the first ends."""
+    hidden = schedule.seq // schedule.P * schedule.model.hidden * ITEM[schedule.dtype]
+    waiting = schedule.layers if "x" in _arguments(schedule, "bwd") else 0
+    always = (3 + waiting) * hidden + 8 * schedule.seq // schedule.P
+    grads = {r: sum(b.size_bytes for b in region.buffers.values() if b.role == "grad") for r, region in schedule.regions.items()}
+    work = {r: workspace(schedule, r) for r in schedule.regions}
+    whole = {r: region_params(schedule.model, r) * ITEM[schedule.dtype] if zero == 3 and schedule.P > 1 else 0 for r in schedule.regions}
+    order = [r for r, _ in schedule.order(min(schedule.layers, 2))]
+    pairs = list(zip(order, order[1:])) or [(r,) for r in order]
+    return always + max((sum(whole[r] + grads[r] for r in pair) + max(work[r] for r in pair) for pair in pairs), default=0)
+
+
+def reduction(schedule: Schedule, zero: int) -> int:
+    """After the last region, what reducing the gradients takes: under ZeRO-0 all of them once more, side by side (fp32)."""
+    return 4 * schedule.model.params if zero != 3 and schedule.P > 1 else 0
+
+
+def workspace(schedule: Schedule, region: str) -> int:
+    """The largest workspace of a region's operations."""
+    seen = {}
+    for op in schedule.regions[region].ops:
+        if op.stream == "compute":
+            same = op.kind, *(v for k, v in op.args.items() if k != "at"), len(op.reads), len(op.writes)
+            if same not in seen:
+                seen[same] = KINDS[op.kind].workspace(op, schedule)
+    return max(seen.values(), default=0)
+
+
+def _arguments(schedule: Schedule, region: str) -> set[str]:
+    """Roles of a region's arguments."""
+    return {b.role for b in schedule.regions[region].buffers.values() if b.life == "argument"} if region in schedule.regions else set()

@@ -1,0 +1,44 @@
+"""Need: never less than the simulated peak, and little more; what it adds is counted by hand."""
+from __future__ import annotations
+
+import pytest
+
+from sim.build.step import build
+from sim.machine import machine
+from sim.metrics import peak_bytes
+from sim.model import model
+from sim.need import beside, need, reduction, states, workspace
+from sim.ops import KINDS
+from sim.simulate import simulate
+from sim.strategy import Strategy
+
+A100 = machine("a100-80g-sxm")
+SETTINGS = ({}, {"offload": False}, {"save": "all", "order": "kv-outer"}, {"save": "input", "accum": "host"}, {"host_sync": "region"})
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("name, layers, P, zero", (("demo", 4, 1, 0), ("demo", 4, 4, 3), ("llama3-8b", 2, 1, 3), ("llama3-8b", 32, 4, 3), ("gpt-2.7b", 3, 4, 0)))
+def test_a_little_above_the_simulated_peak(name, layers, P, zero, settings):
+    chunk = 1024 if name == "demo" else 8192
+    for chunks in (1, 6):
+        strategy = Strategy(sp=P, chunk=chunk, zero=zero, **settings)
+        schedule = build(model(name, layers=layers), strategy, chunk * chunks)
+        timeline, found = simulate(schedule, strategy, A100), need(schedule, zero)
+        fixed = schedule.arena_bytes("hbm") + states(schedule, zero)
+        assert peak_bytes(timeline, "hbm") <= fixed + beside(schedule, zero) <= 1.17 * peak_bytes(timeline, "hbm")
+        assert found == {"hbm": fixed + max(beside(schedule, zero), reduction(schedule, zero)), "host": peak_bytes(timeline, "host")}
+
+
+def test_its_parts_by_hand():
+    m = model("demo", layers=2)
+    schedule = build(m, Strategy(sp=2, chunk=1024), 8192)
+    assert (states(schedule, 3), states(schedule, 0)) == (8 * m.params, 16 * m.params)
+    assert (reduction(schedule, 3), reduction(schedule, 0)) == (0, 4 * m.params)
+    hidden, labels = 4096 * 256 * 2, 8 * 4096
+    bwd = 2 * 4 * m.block_params + workspace(schedule, "bwd")  # a block's gradients while those of the one before are reduced
+    assert beside(schedule, 0) == 3 * hidden + labels + bwd
+    assert beside(schedule, 3) == 3 * hidden + labels + bwd + 2 * 2 * m.block_params
+    for region, ops in schedule.regions.items():
+        assert workspace(schedule, region) == max(KINDS[op.kind].workspace(op, schedule) for op in ops.ops)
+    kept = build(m, Strategy(sp=2, chunk=1024, offload=False), 8192)
+    assert beside(kept, 0) == beside(schedule, 0) + 2 * hidden

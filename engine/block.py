@@ -89,4 +89,5 @@ def init(name: str, shape: tuple[int, ...], layers: int, generator: torch.Genera
     """fp32 weights: ones for norms, zeros for biases, N(0, 0.02) for matmuls, smaller by sqrt(2 layers) where they end a residual branch."""
     if len(shape) == 1:
         return torch.zeros(shape) if name.startswith("b") else torch.ones(shape)
-    return torch.randn(shape, generator=generator) * 0.02 / ((2 * layers) ** 0.5 if name in ("Wo", "Wd") else 1)
+    device = generator.device if generator else None
+    return torch.randn(shape, generator=generator, device=device) * 0.02 / ((2 * layers) ** 0.5 if name in ("Wo", "Wd") else 1)

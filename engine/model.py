@@ -13,11 +13,12 @@ from engine.loss import Loss
 from sim.model import Model
 
 
-def initial(model: Model, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """(state_dict name, fp32 weight), one at a time; the same for a model and a seed, whatever the schedule and the ranks."""
+def initial(model: Model, seed: int, device: torch.device | str = "cpu") -> Iterator[tuple[str, torch.Tensor]]:
+    """(state_dict name, fp32 weight), one at a time, drawn on a device; the same for a model, a seed and a kind of device, whatever the
+    schedule and the ranks."""
     shapes = {f"blocks.{k}.{n}": s for k in range(model.layers) for n, s in model.weight_shapes().items()}
     shapes |= {f"loss.{n}": s for n, s in model.head_shapes().items()} | {"embedding": (model.vocab, model.hidden)}
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     for name, shape in shapes.items():
         yield name, init(name.rpartition(".")[2], shape, model.layers, generator)
 

@@ -29,7 +29,7 @@ class Trainer:
         with torch.device("meta"):
             self.model = LanguageModel(program, None)
         self.states = States(self.model, zero, program.runtime.group, self.device, self.s.dtype, lr)
-        self.states.load(initial(self.s.model, seed))
+        self.states.load(initial(self.s.model, seed, self.device))
 
     def step(self, tokens_S: torch.Tensor, update: bool = True) -> Step:
         """One step on a whole sequence [S] (the same on every rank). Spans go to program.spans. update=False stops at the loss."""

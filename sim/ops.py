@@ -440,17 +440,18 @@ def _free(op: Op, s: Schedule) -> Work:
 
 
 def _scratch(rows: Callable, sub: bool = False):
-    """Workspace of `rows(model, element bytes, P, up is an operand)` bytes a token of one sub-chunk, and a few for statistics."""
+    """Workspace of `rows(model, element bytes, P, up is an operand)` bytes a token of one sub-chunk, and what statistics take."""
 
     def workspace(op: Op, s: Schedule, kernel: str = "") -> int:
         t = op.args["n"] // s.P
-        return -(-t // op.args["sub"] if sub else -t) * (rows(s.model, ITEM[s.dtype], s.P, saves_up(op, s)) + STATISTICS)
+        return -(-t // op.args["sub"] if sub else -t) * rows(s.model, ITEM[s.dtype], s.P, saves_up(op, s)) + _statistics(t, s.model)
 
     return workspace
 
 
-STATISTICS = 16
-"""Bytes a token of what norms, losses and RoPE positions keep by row."""
+def _statistics(tokens: int, model: Model) -> int:
+    """What norms, losses and RoPE positions keep by row, and sums over tokens by column until they are added up."""
+    return 16 * tokens + 256 * model.hidden
 
 
 def saves_up(op: Op, s: Schedule) -> bool:
@@ -468,7 +469,7 @@ def _attn_scratch(op: Op, s: Schedule, kernel: str = TYPICAL) -> int:
 def _ce_scratch(op: Op, s: Schedule, kernel: str = "") -> int:
     """The chunk normed, which its gradient overwrites, and the logits of one sub-chunk."""
     t, m, e = op.args["n"] // s.P, s.model, ITEM[s.dtype]
-    return t * (e * m.hidden + STATISTICS) + -(-t // op.args["sub"]) * e * m.vocab
+    return t * e * m.hidden + _statistics(t, m) + -(-t // op.args["sub"]) * e * m.vocab
 
 
 def _ffn_again(op: Op, s: Schedule) -> int:

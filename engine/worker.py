@@ -166,7 +166,8 @@ def backend(job: Job, schedule: Schedule, rank: int, pin: Callable[[int, int], N
 
     here = world()
     check_gpus(here.local_size)
-    kernel = choose(schedule.model, schedule.dtype, torch.cuda.get_device_capability(here.local_rank))
+    queries = schedule.chunk * schedule.model.q_dim // schedule.P
+    kernel = choose(schedule.model, schedule.dtype, torch.cuda.get_device_capability(here.local_rank), queries)
     return CudaBackend(here.local_rank, pin), kernel
 
 

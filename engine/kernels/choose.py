@@ -12,8 +12,8 @@ CPU = ("cpu_flash",)
 """Adapters of this folder, the best first. One whose own package is not installed is passed over."""
 
 
-def choose(model: Model, dtype: str, capability: tuple[int, int] | None) -> ModuleType:
-    """The adapter to use on a GPU of this compute capability (None: on a CPU). Raises UserError that says why each was refused."""
+def choose(model: Model, dtype: str, capability: tuple[int, int] | None, elements: int = 0) -> ModuleType:
+    """The adapter to use on a GPU of this compute capability (None: on a CPU), `elements` in its largest tensor. Raises UserError that says why each was refused."""
     refused = []
     for name in CPU if capability is None else CUDA:
         try:
@@ -21,7 +21,7 @@ def choose(model: Model, dtype: str, capability: tuple[int, int] | None) -> Modu
         except ImportError as error:
             refused.append(f"{name} is not installed ({error})")
             continue
-        reason = kernel.refuses(model, dtype, capability)
+        reason = kernel.refuses(model, dtype, capability, elements)
         if reason is None:
             return kernel
         refused.append(f"{kernel.NAME} {reason}")

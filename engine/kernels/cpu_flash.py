@@ -14,8 +14,8 @@ _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def refuses(model: Model, dtype: str, capability: tuple[int, int] | None) -> str | None:
-    """Why it cannot run these shapes on a device of this compute capability (None: a CPU), or None."""
+def refuses(model: Model, dtype: str, capability: tuple[int, int] | None, elements: int = 0) -> str | None:
+    """Why it cannot run these shapes, whose largest tensor has so many elements, on a device of this compute capability (None: a CPU), or None."""
     return None if capability is None else "runs on a CPU"
 
 

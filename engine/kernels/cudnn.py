@@ -8,16 +8,20 @@ from sim.model import Model
 NAME = "cuDNN"
 MOST_HEAD_DIM = 128
 """Backward's; forward alone would take 256 on Hopper."""
+MOST_ELEMENTS = 1 << 31
+"""cuDNN 9.19 is silently wrong beyond (one chunk of 132096 tokens, 128 heads, head_dim 128: dx through keys off by 9%)."""
 
 
-def refuses(model: Model, dtype: str, capability: tuple[int, int] | None) -> str | None:
-    """Why it cannot run these shapes on a device of this compute capability, or None."""
+def refuses(model: Model, dtype: str, capability: tuple[int, int] | None, elements: int = 0) -> str | None:
+    """Why it cannot run these shapes, whose largest tensor has so many elements, on a device of this compute capability, or None."""
     if capability is None or capability < (8, 0):
         return "needs a GPU of compute capability 8.0 or more"
     if dtype != "bf16":
         return f"takes no {dtype}; use --dtype bf16"
     if model.head_dim % 8 or model.head_dim > MOST_HEAD_DIM:
         return f"takes a head_dim that is a multiple of 8 and at most {MOST_HEAD_DIM}, not {model.head_dim}"
+    if elements >= MOST_ELEMENTS:
+        return f"gives wrong gradients of keys from {MOST_ELEMENTS} elements a tensor on, and a chunk's queries have {elements}; use a smaller --chunk"
     return None
 
 

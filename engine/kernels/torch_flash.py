@@ -11,8 +11,8 @@ MOST_HEAD_DIM = 192
 """Backward's on every such GPU; some take 256."""
 
 
-def refuses(model: Model, dtype: str, capability: tuple[int, int] | None) -> str | None:
-    """Why it cannot run these shapes on a device of this compute capability, or None."""
+def refuses(model: Model, dtype: str, capability: tuple[int, int] | None, elements: int = 0) -> str | None:
+    """Why it cannot run these shapes, whose largest tensor has so many elements, on a device of this compute capability, or None."""
     if capability is None or capability < (8, 0):
         return "needs a GPU of compute capability 8.0 or more"
     if dtype != "bf16":

@@ -23,6 +23,11 @@ def test_the_first_that_takes_it(head_dim, capability, kernel):
     assert choose(tiny(head_dim=head_dim), "bf16", capability) is kernel
 
 
+def test_cudnn_is_not_trusted_with_tensors_past_2_31_elements():
+    assert choose(tiny(head_dim=128), "bf16", (9, 0), 2**31 - 1) is cudnn
+    assert choose(tiny(head_dim=128), "bf16", (9, 0), 2**31) is torch_flash
+
+
 @pytest.mark.parametrize("dtype", ("fp32", "bf16"))
 def test_on_a_cpu(dtype):
     assert choose(tiny(head_dim=6), dtype, None) is cpu_flash

@@ -73,6 +73,8 @@ class Block(nn.Module):
         tokens = self.program.schedule.seq // self.program.schedule.P
         if x_TC.shape != (tokens, self.program.schedule.model.hidden):
             raise UserError(f"block input has shape {tuple(x_TC.shape)}; the schedule wants ({tokens}, {self.program.schedule.model.hidden}), S/P tokens of batch 1")
+        if torch.is_inference_mode_enabled():
+            raise UserError("blocks do not run under torch.inference_mode(), whose tensors other threads and later steps must not write; use torch.no_grad()")
         if self.pending and (saved := self.pending()) and not saved.used:
             raise UserError(f"layer {self.layer} runs forward twice before a backward; what it saves has one place, run backward first")
         self.pending = None

@@ -121,6 +121,7 @@ def profile(model: Model, P: int, dtype: str, made: list[Schedule], runs: list[R
     numbers["peak_name"] = {"value": f"best GEMM of the calibration ({dtype}, one {'core' if device == 'cpu' else 'GPU'})", "source": source}
     if kernel := next((run.kernel for run in runs if run.kernel), ""):
         numbers["kernel"] = {"value": kernel, "source": source}
+    numbers["dtype"] = {"value": dtype, "source": source}
     numbers["hbm_GBps"]["source"] = "assumed: used only for ops that no calibration run touched"
     numbers |= {
         "gpus_per_node": {"value": P, "source": "measured: ranks of the calibration"},

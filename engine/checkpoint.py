@@ -32,23 +32,15 @@ class Checkpoints:
 
     def __init__(self, folder: Path, states: States, schedule: Schedule) -> None:
         self.folder, self.states = folder, states
-        self.of = asdict(schedule.model) | {"S": schedule.seq, "C": schedule.chunk, "dtype": schedule.dtype}
-        """What a checkpoint must agree on; ranks, ZeRO stage and where things are kept may change."""
+        self.schedule = schedule
         self._alone = states.group is None
         self._first = self._alone or states.group.rank() == 0
         self._gpu = f"cuda-{0 if self._alone else states.group.rank()}"
 
     def start(self, resume: bool) -> int:
         """Steps already done: those of the newest checkpoint, which is loaded, or none. Raises UserError."""
-        found = steps(self.folder)
-        if not resume:
-            if found:
-                raise UserError(f"{self.folder} holds a checkpoint of step {found[-1]} already; continue it with --resume, or name another folder")
-            return 0
-        if not found:
-            raise UserError(f"{self.folder} holds no checkpoint to resume from; start without --resume")
-        self._check(_at(self.folder, found[-1]))
-        return self._load(_at(self.folder, found[-1]))
+        newest = done(self.folder, self.schedule, resume)
+        return self._load(_at(self.folder, newest)) if newest else 0
 
     def save(self, step: int) -> None:
         """Saves the states after `step` steps, then drops all but the last two checkpoints."""
@@ -57,7 +49,7 @@ class Checkpoints:
         if self._first:
             clean(self.folder)
             part.mkdir(parents=True)
-            (part / "of.json").write_text(json.dumps(self.of, indent=1) + "\n")
+            (part / "of.json").write_text(json.dumps(_what(self.schedule), indent=1) + "\n")
         self._wait()
         with _quiet():
             dcp.save(self._state(step), checkpoint_id=part, process_group=self.states.group, no_dist=self._alone)
@@ -67,22 +59,22 @@ class Checkpoints:
                 shutil.rmtree(_at(self.folder, old).rename(_at(self.folder, old).with_suffix(PART)))
         self._wait()
 
-    def _check(self, path: Path) -> None:
-        of = json.loads((path / "of.json").read_text())
-        for what, mine in self.of.items():
-            if of.get(what) != mine:
-                raise UserError(f"{path} is a checkpoint of another training: {what}={of.get(what)}, not {mine}; resume what it is of, or name another folder")
-
     def _state(self, step: int) -> dict:
         model, optimizer = get_state_dict(self.states.model, self.states.optimizer)
         return {"model": model, "optimizer": optimizer, "step": step, "rng": self._random()}
 
     def _load(self, path: Path) -> int:
         state = self._state(0)
-        there = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        try:
+            there = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        except Exception as error:  # whatever unpickling makes of bytes that are not its own
+            raise _damaged(path, error) from None
         state["rng"] = {name: state["rng"][name] for name in state["rng"] if f"rng.{name}" in there}
-        with _quiet():
-            dcp.load(state, checkpoint_id=path, process_group=self.states.group, no_dist=self._alone)
+        try:
+            with _quiet():
+                dcp.load(state, checkpoint_id=path, process_group=self.states.group, no_dist=self._alone)
+        except dcp.CheckpointException as error:
+            raise _damaged(path, next((failure for failure, _ in error.failures.values()), error)) from None
         set_state_dict(self.states.model, self.states.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         torch.set_rng_state(state["rng"]["cpu"])
         if self._gpu in state["rng"]:
@@ -98,6 +90,31 @@ class Checkpoints:
             dist.barrier(self.states.group)
 
 
+def done(folder: Path, schedule: Schedule, resume: bool) -> int:
+    """Steps of a training that its newest checkpoint in a folder holds; 0 of one that starts. Raises UserError where the folder is another's."""
+    found = steps(folder)
+    if not resume:
+        if found:
+            raise UserError(f"{folder} holds a checkpoint of step {found[-1]} already; continue it with --resume, or name another folder")
+        return 0
+    if not found:
+        raise UserError(f"{folder} holds no checkpoint to resume from; start without --resume")
+    path = _at(folder, found[-1])
+    try:
+        of = dict(json.loads((path / "of.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise _damaged(path, error) from None
+    for what, mine in _what(schedule).items():
+        if of.get(what) != mine:
+            raise UserError(f"{path} is a checkpoint of another training: {what}={of.get(what)}, not {mine}; resume what it is of, or name another folder")
+    return found[-1]
+
+
+def _what(schedule: Schedule) -> dict:
+    """What a checkpoint must agree on; ranks, ZeRO stage and where things are kept may change."""
+    return asdict(schedule.model) | {"S": schedule.seq, "C": schedule.chunk, "dtype": schedule.dtype}
+
+
 def steps(folder: Path) -> list[int]:
     """The steps whose checkpoints are whole, in order."""
     names = [path.name.removeprefix("step-") for path in folder.glob("step-*")]
@@ -108,6 +125,10 @@ def clean(folder: Path) -> None:
     """Removes what killed saves left behind."""
     for part in folder.glob("step-*" + PART):
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _damaged(path: Path, error: BaseException) -> UserError:
+    return UserError(f"{path} is damaged ({type(error).__name__}: {' '.join(str(error).split())[:200]}); remove it to resume from the checkpoint before it")
 
 
 @contextmanager

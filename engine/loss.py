@@ -18,11 +18,15 @@ class _LossFunction(torch.autograd.Function):
         arguments = {"x": x_TC, "label": label_T, "dx": dx_TC, "loss": loss, **cast(head.names, weights, x_TC.dtype), **grads}
         head.program.run("loss", head.program.schedule.layers - 1, arguments)
         head.program.join()
+        ctx.used = False
         ctx.save_for_backward(dx_TC, *(g.to(w.dtype) for g, w in zip(grads.values(), weights)))
-        return loss[0]
+        return loss[0].clone()  # no view: FSDP2 hooks its gradient
 
     @staticmethod
     def backward(ctx, scale):
+        if ctx.used:
+            raise UserError("backward ran twice on one loss; its gradients were handed over, run forward again")
+        ctx.used = True
         dx_TC, *grads = (g.mul_(scale) for g in ctx.saved_tensors)  # whatever scale is: asking would block the host
         return (None, dx_TC, None, *grads)
 

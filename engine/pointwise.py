@@ -173,10 +173,12 @@ def add_columns(grad_TN: torch.Tensor, into_N: torch.Tensor, more: bool) -> None
 
 @fused
 def cross_entropy(logits_TV: torch.Tensor, label_T: torch.Tensor, loss_1: torch.Tensor, share: float) -> None:
-    """loss += share * the sum over tokens that count; logits become their gradients. A token whose label is IGNORE does not count."""
+    """loss += share * the sum over tokens that count; logits become their gradients. A token whose label is IGNORE does not count; any
+    other label below 0 makes the loss NaN."""
     logp_TV = torch.log_softmax(logits_TV.float(), dim=-1)
     counts_T1 = (label_T != IGNORE).unsqueeze(1)
-    label_T1 = label_T.clamp(min=0).unsqueeze(1)
-    loss_1.sub_(share * logp_TV.gather(1, label_T1).masked_fill(~counts_T1, 0).sum())
+    label_T1 = label_T.unsqueeze(1)
+    picked_T1 = logp_TV.gather(1, label_T1.clamp(min=0)).masked_fill(label_T1 < 0, float("nan"))
+    loss_1.sub_(share * picked_T1.masked_fill(~counts_T1, 0).sum())
     hit_TV = torch.arange(logits_TV.shape[1], device=logits_TV.device) == label_T1
     logits_TV.copy_((logp_TV.exp() - hit_TV.float()) * (counts_T1 * share))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.worker import Job, Session
+from sim.errors import UserError
 
 
 @dataclass
@@ -53,12 +54,18 @@ class Log:
         self._file = None
         if path:
             file = Path(path)
-            kept = [line for line in file.read_text().splitlines(True) if json.loads(line)["step"] < first] if first and file.exists() else []
-            part = file.with_name(file.name + ".part")
-            part.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text("".join(kept))
-            part.replace(file)
-            self._file = os.open(file, os.O_WRONLY | os.O_APPEND)
+            try:
+                kept = [line for line in file.read_text().splitlines(True) if json.loads(line)["step"] < first] if first and file.exists() else []
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{file} is no log of a training ({error}); remove it, or name another with --log") from None
+            try:
+                part = file.with_name(file.name + ".part")
+                part.parent.mkdir(parents=True, exist_ok=True)
+                part.write_text("".join(kept))
+                part.replace(file)
+                self._file = os.open(file, os.O_WRONLY | os.O_APPEND)
+            except OSError as error:
+                raise UserError(f"{file} cannot be written ({error.strerror}); name another file with --log") from None
 
     def line(self, data: dict) -> None:
         line = (json.dumps(data) + "\n").encode()

@@ -1,4 +1,4 @@
-"""The `fpdt` command.
+"""fpdt: schedules for training on ultra-long sequences, proved, predicted and run.
 
     fpdt simulate llama3-8b --machine a100-80g-sxm --gpus 4 --seq 2M --chunk 64K
 
@@ -34,6 +34,7 @@ MachineName = Annotated[str, typer.Option("--machine", help="A name that `fpdt m
 Gpus = Annotated[Optional[int], typer.Option("--gpus", help="P, the ranks that share the sequence; 1 if not given.")]
 Seq = Annotated[str, typer.Option("--seq", help="S in tokens: 65536, 64K, 2M.")]
 Chunk = Annotated[Optional[str], typer.Option("--chunk", help="C in tokens; 64K if not given.")]
+ShortChunk = Annotated[Optional[str], typer.Option("--chunk", help="C in tokens; 2K if not given.")]
 Layers = Annotated[Optional[int], typer.Option("--layers", help="Layers instead of the model's own.")]
 Settings = Annotated[list[str], typer.Option("--set", metavar="FIELD=VALUE", help=f"Any strategy field; repeatable. Fields and defaults: {Strategy.defaults()}.")]
 Offload = Annotated[Optional[bool], typer.Option("--offload/--no-offload", help="KV and saved activations on the host, or in HBM; on if not given.")]
@@ -137,7 +138,7 @@ def calibrate(
     model: DemoName = "demo", gpus: Gpus = None, dtype: Dtype = "fp32", link: Link = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The machine it writes.")] = Path("cpu.json"),
 ) -> None:
-    """Measures this machine's CPU cores, for predictions about them."""
+    """Measures this machine, its GPUs or else its CPU cores, for predictions about it."""
     writable(out)
     positive("--link", link, 10)
     shapes, strategy = chosen(model, gpus, None, None, [], None)
@@ -150,19 +151,17 @@ def calibrate(
 @app.command()
 def compare(
     model: DemoName = "demo", gpus: Gpus = None, layers: Layers = None, seq: Seq = "16K",
-    chunk: Annotated[Optional[str], typer.Option("--chunk", help="C in tokens; 2K if not given.")] = None,
+    chunk: ShortChunk = None,
     settings: Settings = [], offload: Offload = None, zero: Zero = None, dtype: Dtype = "fp32", link: Link = None,
     steps: Annotated[int, typer.Option(min=3, help="Training steps: one warms up, then traced and untraced ones in turn.")] = 6,
     machine: Annotated[Optional[str], typer.Option(metavar="FILE", help="What `fpdt calibrate` wrote; calibrates first if not given.")] = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results go.")] = Path("results/compare"),
 ) -> None:
-    """Predicts a schedule, trains by it on this machine's CPU cores (launching its own ranks), and prints both."""
+    """Predicts a schedule, trains by it on this machine's GPUs, or else its CPU cores (launching its own ranks), and prints both."""
     from sim import machine as machines
 
     positive("--link", link, 10)
-    if chunk is None and not any(setting.startswith("chunk=") for setting in settings):
-        chunk = "2K"
-    shapes, strategy = chosen(model, gpus, chunk, layers, settings, offload, zero)
+    shapes, strategy = chosen(model, gpus, short(chunk, settings), layers, settings, offload, zero)
     computer = machines.machine(machine) if machine else None
     strategy.check(shapes, parse_tokens(seq))
     dtype = one_of_dtypes(dtype)
@@ -175,7 +174,7 @@ def compare(
 
 @app.command()
 def train(
-    model: DemoName = "demo", gpus: Gpus = None, layers: Layers = None, seq: Seq = "16K", chunk: Chunk = None,
+    model: DemoName = "demo", gpus: Gpus = None, layers: Layers = None, seq: Seq = "16K", chunk: ShortChunk = None,
     settings: Settings = [], offload: Offload = None, zero: Zero = None,
     dtype: Annotated[Optional[str], typer.Option("--dtype", help="bf16 or fp32; bf16 on GPUs, fp32 on CPU if not given.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the whole training, those of earlier runs included.")] = 20,
@@ -197,6 +196,7 @@ def train(
         raise UserError(f"--gpus {gpus} is not the {ranks} ranks that torchrun has started; drop it")
     import torch
 
+    from engine.checkpoint import done
     from engine.training import Training
     from engine.worker import Job
     from experiments.train import train_command
@@ -204,15 +204,25 @@ def train(
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     host_sync = [] if device == "cuda" or any(setting.startswith("host_sync=") for setting in settings) else ["host_sync=region"]
-    schedule, strategy = built(model, seq, ranks, chunk, layers, settings + host_sync, offload, dtype or ("bf16" if device == "cuda" else "fp32"), zero)
+    schedule, strategy = built(model, seq, ranks, short(chunk, settings), layers, settings + host_sync, offload, dtype or ("bf16" if device == "cuda" else "fp32"), zero)
     job = Job(text.show(schedule), steps, lr=lr, zero=strategy.zero, clip=clip, device=device)
-    if checkpoint and not resume:
-        folder(checkpoint)
+    if checkpoint:
+        at = done(checkpoint, schedule, resume)
+        if resume and at >= steps:
+            print(f"{checkpoint} is at step {at} already; for more steps than {steps} give --steps")
+            return
+        if not resume:
+            folder(checkpoint)
     log = log or (checkpoint and checkpoint / "steps.jsonl")
     writable(log)
     if not started():
         stoppable()
     train_command(schedule, strategy, Training(job, checkpoint and str(checkpoint), every, resume, log and str(log)))
+
+
+def short(chunk: str | None, settings: list[str]) -> str | None:
+    """The chunk of commands that run here, if none is given: one that cuts their short sequences."""
+    return "2K" if chunk is None and not any(setting.startswith("chunk=") for setting in settings) else chunk
 
 
 def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, dtype: str, zero: int | None = None):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from engine.worker import check_gpus, joined
 from engine.world import started, world
 from experiments.bars import pinning, progress
 from experiments.room import check_memory
+from sim.files import claimed
 from sim.schedule import Schedule
 from sim.strategy import Strategy
 from sim.units import show_tokens
@@ -25,10 +27,15 @@ def train_command(schedule: Schedule, strategy: Strategy, training: Training, co
         if device == "cuda":
             check_gpus(world().local_size)
         check_memory(schedule, strategy, device, world().local_size)
-        with joined(device, "fpdt: ") as (rank, group):
+        with joined(device, "fpdt: ") as (rank, group), claimed(Path(training.checkpoint)) if training.checkpoint and rank == 0 else nullcontext():
             train(training, rank, group)
         return
     check_memory(schedule, strategy, device)
+    with claimed(Path(training.checkpoint)) if training.checkpoint else nullcontext():
+        _on_own_ranks(schedule, training, console)
+
+
+def _on_own_ranks(schedule: Schedule, training: Training, console: Console | None) -> None:
     title = f"train {schedule.model.name}, S={show_tokens(schedule.seq)}, {schedule.P} ranks"
     try:
         with progress(console) as bar:
@@ -36,6 +43,8 @@ def train_command(schedule: Schedule, strategy: Strategy, training: Training, co
 
             def hear(line: str) -> None:
                 step = json.loads(line)
+                if not bar.console.is_terminal:
+                    print(line, end="", flush=True)
                 bar.update(task, completed=step["step"] + 1, state=f"loss {step['loss']:.4f}  grad norm {step['grad_norm']:.3f}  {step['step_s']:.2f} s/step")
 
             start(training, schedule.P, hear, pinning(bar))

@@ -55,7 +55,7 @@ def claimed(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"{path} is being written to by another run; give --out another folder, or wait") from None
+            raise UserError(f"{path} is being written to by another run; name another folder, or wait") from None
         yield
 
 

@@ -103,6 +103,11 @@ class Machine:
         """Name of the attention kernel that was measured (sim.kernels); empty if none was."""
         return self.numbers.get("kernel", {}).get("value", "")
 
+    @property
+    def dtype(self) -> str:
+        """dtype of the schedules that its cost curves were measured on; empty if none was."""
+        return self.numbers.get("dtype", {}).get("value", "")
+
     def source(self, name: str) -> str:
         """Where a number comes from."""
         return self.numbers[name]["source"]

@@ -277,6 +277,8 @@ def _assumptions(machine: Machine, schedule: Schedule, world: _World) -> list[st
         notes.append("contention: never measured, streams run together at full speed")
     else:
         notes += [f"contention of {streams}: never measured together, priced like its slowest measured part" for streams in world.pool.unmeasured()]
+    if machine.dtype not in ("", schedule.dtype):
+        notes.append(f"cost curves: measured in {machine.dtype}, taken for {schedule.dtype}")
     if schedule.P > machine["gpus_per_node"]:
         notes.append(f"P={schedule.P} spans nodes of {int(machine['gpus_per_node'])}: all-to-alls and reductions run wholly at the network's speed")
     notes += [f"{key}: no cost curve was measured, priced by rates" for key in unfitted(machine, schedule)]

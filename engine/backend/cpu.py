@@ -121,7 +121,10 @@ class CpuBackend:
         if self._failures:
             failure = self._failures[0]
             self._failures.clear()
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # or it and this frame hold each other, and what the failed run had saved
 
     def close(self) -> None:
         for stream in self.streams.values():

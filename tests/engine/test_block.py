@@ -73,8 +73,8 @@ def block(program):
     return Block(program, 0)
 
 
-def x_TC(**how):
-    return torch.randn(30, 64, generator=torch.Generator().manual_seed(3)).requires_grad_(**how)
+def x_TC(grad: bool = True):
+    return torch.randn(30, 64, generator=torch.Generator().manual_seed(3)).requires_grad_(grad)
 
 
 def test_two_forwards_before_a_backward_are_refused(block):
@@ -146,3 +146,9 @@ def test_a_wrong_shape_is_refused(block):
 def test_dropout_is_refused():
     with pytest.raises(UserError, match="dropout 0.1 is refused.*use 0"):
         Model("m", "llama", 1, 64, 4, 2, 16, 96, 50, dropout=0.1)
+
+
+def test_inference_mode_is_refused_and_leaves_the_program_usable(block):
+    with pytest.raises(UserError, match="do not run under torch.inference_mode"), torch.inference_mode():
+        block(x_TC(False))
+    block(x_TC()).sum().backward()

@@ -1,6 +1,7 @@
 """Checkpoints: a training that was cut goes on as if it had not been, on as many ranks or on others, and none is ever half there."""
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from unittest.mock import patch
 
@@ -74,6 +75,22 @@ def test_what_cannot_be_resumed_says_so(tmp_path):
         train(0, None, tmp_path, 0, 2, (), True, seq=48)
     with pytest.raises(UserError, match="layers=2, not 3"):
         train(0, None, tmp_path, 0, 2, (), True, model=tiny(4, 2, 16, layers=3))
+
+
+@pytest.mark.parametrize("broken", (".metadata", "__0_0.distcp", "of.json"))
+@pytest.mark.parametrize("how", ("cut", "gone"))
+def test_a_damaged_checkpoint_is_named_and_the_one_before_resumes(tmp_path, broken, how):
+    whole = train(0, None, tmp_path / "a", 0, 3, (1, 2))
+    train(0, None, tmp_path, 0, 2, (1, 2))
+    file = tmp_path / "step-2" / broken
+    data = file.read_bytes()
+    file.unlink()
+    if how == "cut":
+        file.write_bytes(data[:len(data) // 2])
+    with pytest.raises(UserError, match=r"step-2 is damaged \(.*\); remove it to resume from the checkpoint before it"):
+        train(0, None, tmp_path, 0, 3, (), True)
+    shutil.rmtree(tmp_path / "step-2")
+    assert train(0, None, tmp_path, 0, 3, (), True) == whole[1:]
 
 
 def on_gpus(rank: int, group, folder: Path, until: int, gpus: bool, resume: bool, seed: int) -> dict:

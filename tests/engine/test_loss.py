@@ -107,3 +107,22 @@ def test_a_label_so_unlikely_that_its_probability_underflows():
     found = run(0, None, given, labels, 8)
     assert found[0] > 200
     close(found, right(given, labels), 1e-4)
+
+
+def test_a_label_that_is_no_token_is_never_silently_another():
+    labels = text(MODEL, 61)[1]
+    for wrong in (-1, -99):
+        labels[7] = wrong
+        assert torch.isnan(torch.tensor(run(0, None, inputs(61), labels, 16)[0]))
+    labels[7] = MODEL.vocab
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        run(0, None, inputs(61), labels, 16)
+
+
+def test_backward_twice_is_refused():
+    labels = text(MODEL, 61)[1]
+    with running(schedule(MODEL, 61, 16)) as program:
+        loss = Loss(program)(inputs(61)["x"].requires_grad_(), labels, 5)
+        loss.backward(retain_graph=True)
+        with pytest.raises(UserError, match="backward ran twice on one loss"):
+            loss.backward()

@@ -30,6 +30,9 @@ def test_a_rank_knows_its_place(monkeypatch):
     ({"RANK": "0", "WORLD_SIZE": ""}, "RANK=0 WORLD_SIZE= LOCAL_RANK= LOCAL_WORLD_SIZE="),
     ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "RANK=0 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE="),
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here"}, "MASTER_ADDR=here MASTER_PORT="),
+    ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "a"}, "MASTER_ADDR=here MASTER_PORT=a"),
+    ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "99999"}, "MASTER_ADDR=here MASTER_PORT=99999"),
+    ({"RANK": "0", "WORLD_SIZE": "9" * 20}, f"RANK=0 WORLD_SIZE={'9' * 20} LOCAL_RANK= LOCAL_WORLD_SIZE="),
 ))
 def test_what_makes_no_sense_is_one_line(said, shown, monkeypatch):
     with pytest.raises(UserError) as caught:

@@ -139,3 +139,45 @@ def test_faults_are_one_line_and_exit_2(tmp_path):
     end(begin("--steps", 1, "--checkpoint", tmp_path))
     line, = end(begin("--steps", 2, "--checkpoint", tmp_path, "--resume", "--seq", "128"), 2).splitlines()
     assert "is a checkpoint of another training: S=256, not 128" in line
+
+
+def test_a_finished_training_says_so_and_lines_go_to_a_pipe(tmp_path):
+    said = subprocess.run([*FPDT, *TRAIN, "--steps", "2", "--checkpoint", str(tmp_path / "run")], env=ENV, capture_output=True, text=True, timeout=180, check=True)
+    lines = [json.loads(line) for line in said.stdout.splitlines() if line.startswith("{")]
+    assert [line["step"] for line in lines] == [0, 1]
+    assert [(line["step"], line["loss"], line["grad_norm"]) for line in lines] == log(tmp_path / "run")
+    for steps in ("2", "1"):
+        again = subprocess.run([*FPDT, *TRAIN, "--steps", steps, "--checkpoint", str(tmp_path / "run"), "--resume"], env=ENV, capture_output=True, text=True, timeout=60, check=True)
+        assert again.stdout == f"{tmp_path / 'run'} is at step 2 already; for more steps than {steps} give --steps\n"
+
+
+def test_a_folder_that_cannot_be_resumed_is_refused_before_anything_starts(tmp_path, capsys):
+    from experiments import cli
+
+    def refused(*options: str) -> str:
+        with pytest.raises(SystemExit) as stop:
+            cli.main([*TRAIN, "--checkpoint", str(tmp_path / "run"), *options])
+        assert stop.value.code == 2
+        return capsys.readouterr().err
+
+    assert refused("--resume") == f"fpdt: {tmp_path / 'run'} holds no checkpoint to resume from; start without --resume\n"
+    assert not (tmp_path / "run").exists()
+    whole = tmp_path / "run" / "step-4"
+    whole.mkdir(parents=True)
+    assert refused() == f"fpdt: {tmp_path / 'run'} holds a checkpoint of step 4 already; continue it with --resume, or name another folder\n"
+    (whole / "of.json").write_text("[")
+    assert refused("--resume").startswith(f"fpdt: {whole} is damaged (JSONDecodeError: ")
+    (whole / "of.json").write_text("{}")
+    assert refused("--resume") == f"fpdt: {whole} is a checkpoint of another training: name=None, not demo; resume what it is of, or name another folder\n"
+
+
+def test_one_training_a_folder(tmp_path):
+    first = begin("--steps", 40, "--every", 1, "--checkpoint", tmp_path / "run")
+    wait_for(1, tmp_path / "run")
+    second = begin("--steps", 40, "--every", 1, "--checkpoint", tmp_path / "run", "--resume")
+    assert end(second, 2) == f"fpdt: {tmp_path / 'run'} is being written to by another run; name another folder, or wait\n"
+    first.send_signal(signal.SIGTERM)
+    end(first, 130)
+    assert len(log(tmp_path / "run")) >= 1
+    (tmp_path / "run" / "steps.jsonl").write_text("{\n")
+    assert end(begin("--steps", 40, "--every", 1, "--checkpoint", tmp_path / "run", "--resume"), 2).startswith(f"fpdt: {tmp_path / 'run'}/steps.jsonl is no log of a training (")

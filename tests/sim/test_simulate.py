@@ -223,3 +223,12 @@ def test_most_layers_are_not_simulated():
     simulated = _World(schedule, m, externals(m, schedule, 3), unroll=False)
     simulated.run()
     assert [n for _, _, n, _, _ in simulated.jumps] and sum(n for _, _, n, _, _ in simulated.jumps) >= 64 - 12
+
+
+def test_curves_of_another_dtype_are_an_assumption():
+    schedule, strategy = build(model("demo"), Strategy(chunk=1024), 4096, "bf16"), Strategy(chunk=1024)
+    known = machine("a100-80g-sxm")
+    measured = dataclasses.replace(known, numbers=known.numbers | {"dtype": {"value": "fp32", "source": "measured: here"}})
+    said = "cost curves: measured in fp32, taken for bf16"
+    assert said in simulate(schedule, strategy, measured).meta["assumptions"]
+    assert said not in simulate(schedule, strategy, known).meta["assumptions"]

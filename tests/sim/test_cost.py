@@ -84,6 +84,7 @@ def test_external_work_by_hand():
     assert ext.gather == {"fwd": block, "loss": round((256 * 256 + 256) * 2 // 2 / 100), "bwd": block}
     assert ext.reduce == {k: v for k, v in ext.gather.items() if k != "fwd"}
     assert ext.optimizer == round(m.params // 2 * 30 / 10)
+    assert ext.embed_bwd == 0
     assert externals(PLAIN, schedule, zero=0).final == round(m.params * 2 // 2 * 2 / 100)
     assert externals(PLAIN, schedule, zero=0).gather == {}
     assert moved_bytes(schedule, 0)["ext_embed"] == 2 * 2048 * 256 * 2

@@ -146,7 +146,7 @@ class Backward:
 
     def ready(self, j: int) -> tuple[str, str, str]:
         """dkv, x and dx so far of chunk j, on this rank's tokens."""
-        dkv = self.scatter("dkv", j, self.total("dkv", j), AHEAD)
+        dkv = self.scatter("dkv", j, self.total("dkv", j), AHEAD if self.s.order == "query-up" else 1)
         if self.s.order != "query-up":
             return dkv, self.row[j]["x"], self.row[j]["dx"]
         return dkv, self.store.fetch("x", j, f"reload.x_kv[{j}]", AHEAD), self.hidden.fetch("dx", j, f"reload.dx_kv[{j}]", AHEAD)

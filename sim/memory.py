@@ -67,6 +67,7 @@ class _When:
         layer = np.clip(timeline.layer, 0, self.layers - 1)
         self.start[ours[mine], layer[mine]] = timeline.start_ns[mine]
         self.end[ours[mine], layer[mine]] = timeline.end_ns[mine]
+        self.compute = {r: [self.base[r] + k for k, op in enumerate(region.ops) if op.stream == "compute"] for r, region in schedule.regions.items()}
         self.touched = {r: self._touched(schedule, r) for r in schedule.regions}
 
     def _touched(self, schedule: Schedule, region: str) -> dict[str, list[int]]:
@@ -92,8 +93,14 @@ class _When:
     def region(self, region: str) -> tuple[np.ndarray, np.ndarray]:
         """(first start, last end) of a region's ops, by layer."""
         low = self.base[region]
-        high = min((b for b in self.base.values() if b > low), default=len(self.start))
-        return self.start[low:high].min(0, initial=np.iinfo(np.int64).max), self.end[low:high].max(0, initial=-1)
+        return self._extent(slice(low, min((b for b in self.base.values() if b > low), default=len(self.start))))
+
+    def computing(self, region: str) -> tuple[np.ndarray, np.ndarray]:
+        """The same of its compute ops: with hidden states on the host, only they use what the caller owns, and the caller goes on after them."""
+        return self._extent(self.compute[region])
+
+    def _extent(self, ops) -> tuple[np.ndarray, np.ndarray]:
+        return self.start[ops].min(0, initial=np.iinfo(np.int64).max), self.end[ops].max(0, initial=-1)
 
     def external(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(start, end) of the external spans of one name, in order."""
@@ -147,7 +154,7 @@ def _states(schedule: Schedule, when: _When, zero: int) -> Lives:
     low, high, size = [0], [end], [STATE_BYTES * m.params // (schedule.P if zero == 3 else 1)]
     if zero == 3 and schedule.P > 1:
         gathered = when.external("ext.gather")[0]
-        regions = {r: when.region(r) for r in schedule.regions}
+        regions = {r: (when.computing if schedule.hidden == "host" else when.region)(r) for r in schedule.regions}
         order = schedule.order()
         for k, (region, layer) in enumerate(order):
             start, last = (t[layer] for t in regions[region])

@@ -12,6 +12,7 @@ import weakref
 import torch
 from torch import nn
 
+from engine.arenas import DTYPES
 from engine.compile import Program
 from sim.errors import UserError
 
@@ -27,59 +28,61 @@ class _Saved:
 
 class _BlockFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, block: "Block", x_TC: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        y_TC = torch.empty_like(x_TC)
-        block.program.run("fwd", block.layer, {"x": x_TC, "y": y_TC, **cast(block.names, weights, x_TC.dtype)})
+    def forward(ctx, block: "Block", x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        passed = block.program.chain.forward(block.layer, x)
+        block.program.run("fwd", block.layer, passed.arguments | cast(block.names, weights, block.dtype))
         block.program.join()
         ctx.block = block
         ctx.saved = _Saved()
         block.pending = weakref.ref(ctx.saved)
-        ctx.save_for_backward(*weights, *(() if block.input_offloaded else (x_TC,)))
-        return y_TC
+        ctx.save_for_backward(*weights, *passed.kept)
+        return passed.on
 
     @staticmethod
-    def backward(ctx, dy_TC: torch.Tensor):
+    def backward(ctx, dy: torch.Tensor):
         if ctx.saved.used:
             raise UserError("backward ran twice on one forward; what it saved was used up, run forward again")
         ctx.saved.used = True
         block = ctx.block
         weights, kept = ctx.saved_tensors[:len(block.names)], ctx.saved_tensors[len(block.names):]
-        arguments = cast(block.names, weights, dy_TC.dtype) | dict(zip(("x",), kept))
+        passed = block.program.chain.backward(block.layer, dy, kept)
         grads = {f"d{n}": torch.empty(w.shape, dtype=torch.float32, device=w.device) for n, w in zip(block.names, weights)}
-        dx_TC = torch.empty_like(dy_TC)
-        block.program.run("bwd", block.layer, {"dy": dy_TC.contiguous(), "dx": dx_TC, **arguments, **grads})
+        block.program.run("bwd", block.layer, passed.arguments | cast(block.names, weights, block.dtype) | grads)
         block.program.join()
         block.pending = None
-        return (None, dx_TC, *(g.to(w.dtype) for g, w in zip(grads.values(), weights)))
+        if passed.factor is not None:
+            torch._foreach_mul_(list(grads.values()), passed.factor)
+        return (None, passed.on, *(g.to(w.dtype) for g, w in zip(grads.values(), weights)))
 
 
 class Block(nn.Module):
-    """x_TC -> y_TC of this rank's tokens [S/P, hidden], in chunk order. Weights as sim.model names them, of any dtype: x's is used."""
+    """x_TC -> y_TC of this rank's tokens [S/P, hidden], in chunk order, or a ticket -> the next one where hidden states lie on the host
+    (engine.chain). Weights as sim.model names them, of any dtype: the schedule's is used."""
 
     def __init__(self, program: Program, layer: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         schedule = program.schedule
         self.program, self.layer = program, layer
-        self.input_offloaded = "x[0]@host" in schedule.saved
         self.pending: weakref.ref | None = None
         shapes = schedule.model.weight_shapes()
         self.names = tuple(shapes)
-        dtype = dtype or {"fp32": torch.float32, "bf16": torch.bfloat16}[schedule.dtype]
+        self.dtype = DTYPES[schedule.dtype]
+        dtype = dtype or self.dtype
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(init(name, shape, schedule.model.layers).to(dtype)))
 
-    def forward(self, x_TC: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Raises UserError where the shape is not this rank's part of the schedule's S, or a backward is still due."""
-        tokens = self.program.schedule.seq // self.program.schedule.P
-        if x_TC.shape != (tokens, self.program.schedule.model.hidden):
-            raise UserError(f"block input has shape {tuple(x_TC.shape)}; the schedule wants ({tokens}, {self.program.schedule.model.hidden}), S/P tokens of batch 1")
+        chain = self.program.chain
+        if x.shape != chain.shape:
+            raise UserError(f"block input has shape {tuple(x.shape)}; the schedule wants {chain.shape}, {chain.what}")
         if torch.is_inference_mode_enabled():
             raise UserError("blocks do not run under torch.inference_mode(), whose tensors other threads and later steps must not write; use torch.no_grad()")
         if self.pending and (saved := self.pending()) and not saved.used:
             raise UserError(f"layer {self.layer} runs forward twice before a backward; what it saves has one place, run backward first")
         self.pending = None
         weights = [self.get_parameter(n) for n in self.names]
-        return _BlockFunction.apply(self, x_TC.contiguous(), *weights)
+        return _BlockFunction.apply(self, x.contiguous(), *weights)
 
 
 def cast(names: tuple[str, ...], weights, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -15,14 +15,12 @@ import torch.distributed as dist
 
 from engine.arenas import Arenas, alone
 from engine.backend.base import Backend, Event
+from engine.chain import Chain, Whole
 from engine.launch import LAUNCHERS, Runtime
 from sim.errors import UserError
 from sim.lint import lint
-from sim.schedule import PREV, Op, Schedule
+from sim.schedule import HANDED, PREV, Op, Schedule, chunk_of
 from sim.text import digest
-
-CHUNKED = {"x", "y", "dy", "dx", "label"}
-"""Arguments handed over whole and used chunk by chunk: x[3] is rows of x."""
 
 
 class Program:
@@ -37,6 +35,8 @@ class Program:
         self.schedule, self.backend = schedule, backend
         self.runtime = Runtime(schedule.model, schedule.P, rank, kernel, group, backend.copy)
         self.arenas = Arenas(schedule, backend)
+        self.chain = Chain(schedule, backend, self.outside) if schedule.hidden == "host" else Whole(schedule, backend, self.external)
+        self._shared = _shared(schedule, backend)
         self.spans: list[tuple[str, int, str, list]] | None = None
         """(op id, layer, stream, [start_ns, end_ns]) of what was run, if this is a list."""
         self.copied_bytes = {"h2d": 0, "d2h": 0}
@@ -47,11 +47,11 @@ class Program:
     def run(self, region: str, layer: int, arguments: dict[str, torch.Tensor]) -> None:
         """Issues one instance of a region; does not block unless the schedule says so.
 
-        arguments: by name; x, y, dy, dx [S/P, hidden] and label [S/P] whole, in this rank's chunk order.
+        arguments: by name; x, y, dy, dx [S/P, hidden] and label [S/P] whole, in this rank's chunk order; those of the host are the chain's.
         """
         events: dict[str, Event] = {}
         before, earlier = self._previous
-        self.backend.enter()
+        self.backend.enter(self._shared)
         for bound in self._bound[region]:
             op = bound.op
             found = [self._event(w, events, before, earlier) for w in op.waits]
@@ -77,9 +77,17 @@ class Program:
         with self.backend.timed(self.spans[-1][3]):
             yield
 
+    @contextmanager
+    def outside(self, name: str):
+        """The same, for what uses the chain's memory: after all that was issued, before all that will be."""
+        self.backend.join(self.backend.streams)
+        with self.external(name):
+            yield
+        self.backend.enter(self.backend.streams)
+
     def join(self) -> None:
-        """What the caller does next comes after everything issued."""
-        self.backend.join()
+        """What the caller does next comes after everything issued that touches what the caller owns."""
+        self.backend.join(self._shared)
 
     def _work(self, bound: "_Bound", layer: int, arguments: dict[str, torch.Tensor]) -> Callable[[], None]:
         reads, writes = bound.tensors(self.arenas, layer, arguments)
@@ -132,10 +140,10 @@ class _Bound:
 
     def _operand(self, schedule: Schedule, region: str, name: str):
         buffer, args = schedule.buffer(region, name), self.op.args
-        base, bracket, index = name.partition("[")
+        base, chunk = chunk_of(name)
         if buffer.life == "argument":
-            chunked = bracket and base in CHUNKED
-            at, n = schedule.chunks[int(index[:-1])] if chunked else (0, 0)
+            chunked = base in HANDED
+            at, n = schedule.chunks[chunk] if chunked else (0, 0)
             return buffer, buffer.shape, base, (at // schedule.P, (at + n) // schedule.P) if chunked else None
         n = args.get("n") or args["kv" if buffer.role in ("kv", "dkv") else "q"]
         return buffer, schedule.layout.shape(buffer.role, n), base, None
@@ -150,6 +158,16 @@ def _runnable(schedule: Schedule) -> None:
         for b in buffers.values():
             if b.life != "argument" and b.offset is None:
                 raise UserError(f"{b.name} of {owner} has no offset, so it lies nowhere; give it one inside its arena, such as @0")
+
+
+def _shared(schedule: Schedule, backend: Backend) -> list[str]:
+    """The streams that meet the caller at each region's borders: all; with hidden states on the host those alone that touch what the caller
+    owns, weights and their gradients, so that copies and all-to-alls of two blocks overlap as the schedule says."""
+    if schedule.hidden == "hbm":
+        return list(backend.streams)
+    touching = {op.stream for r in schedule.regions.values() for op in r.ops for name in op.reads + op.writes
+                if (b := schedule.buffer(r.name, name)).life == "argument" and b.space == "hbm"}
+    return [stream for stream in backend.streams if stream in touching]
 
 
 def _waited_for(schedule: Schedule) -> dict[str, set[str]]:

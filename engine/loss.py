@@ -4,6 +4,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from engine.arenas import DTYPES
 from engine.block import cast, init
 from engine.compile import Program
 from sim.errors import UserError
@@ -11,28 +12,30 @@ from sim.errors import UserError
 
 class _LossFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, head: "Loss", x_TC, label_T, *weights):
-        loss = torch.empty(1, dtype=torch.float32, device=x_TC.device)
+    def forward(ctx, head: "Loss", x, label_T, *weights):
+        chain = head.program.chain
+        loss = torch.empty(1, dtype=torch.float32, device=x.device)
         grads = {f"d{n}": torch.empty(w.shape, dtype=torch.float32, device=w.device) for n, w in zip(head.names, weights)}
-        dx_TC = torch.empty_like(x_TC)
-        arguments = {"x": x_TC, "label": label_T, "dx": dx_TC, "loss": loss, **cast(head.names, weights, x_TC.dtype), **grads}
+        passed = chain.loss(x, label_T)
+        arguments = passed.arguments | cast(head.names, weights, head.dtype) | grads | {"loss": loss}
         head.program.run("loss", head.program.schedule.layers - 1, arguments)
+        chain.loss_issued()
         head.program.join()
-        ctx.used = False
-        ctx.save_for_backward(dx_TC, *(g.to(w.dtype) for g, w in zip(grads.values(), weights)))
+        ctx.used, ctx.chain, ctx.kept = False, chain, len(passed.kept)
+        ctx.save_for_backward(*passed.kept, *(g.to(w.dtype) for g, w in zip(grads.values(), weights)))
         return loss[0].clone()  # no view: FSDP2 hooks its gradient
 
     @staticmethod
-    def backward(ctx, scale):
+    def backward(ctx, scale):  # whatever scale is: asking would block the host
         if ctx.used:
             raise UserError("backward ran twice on one loss; its gradients were handed over, run forward again")
         ctx.used = True
-        dx_TC, *grads = (g.mul_(scale) for g in ctx.saved_tensors)  # whatever scale is: asking would block the host
-        return (None, dx_TC, None, *grads)
+        kept, grads = ctx.saved_tensors[:ctx.kept], ctx.saved_tensors[ctx.kept:]
+        return (None, ctx.chain.loss_backward(kept, scale), None, *(g.mul_(scale) for g in grads))
 
 
 class Loss(nn.Module):
-    """(x_TC [S/P, hidden], label_T [S/P] int64) -> this rank's share of the mean over the valid labels of the whole sequence.
+    """(x_TC [S/P, hidden] or its ticket, label_T [S/P] int64) -> this rank's share of the mean over the valid labels of the whole sequence.
 
     The shares of all ranks sum to the loss. `valid` counts the labels of all ranks that are not IGNORE; 0 gives loss 0 and
     zero gradients.
@@ -43,15 +46,16 @@ class Loss(nn.Module):
         self.program = program
         shapes = program.schedule.model.head_shapes()
         self.names = tuple(shapes)
-        dtype = dtype or {"fp32": torch.float32, "bf16": torch.bfloat16}[program.schedule.dtype]
+        self.dtype = DTYPES[program.schedule.dtype]
+        dtype = dtype or self.dtype
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(init(name, shape, 1).to(dtype)))
 
-    def forward(self, x_TC: torch.Tensor, label_T: torch.Tensor, valid: int) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, label_T: torch.Tensor, valid: int) -> torch.Tensor:
         """Raises UserError where a shape is not this rank's part of the schedule's S."""
-        s = self.program.schedule
-        for what, t, want in (("inputs", x_TC, (s.seq // s.P, s.model.hidden)), ("labels", label_T, (s.seq // s.P,))):
+        s, chain = self.program.schedule, self.program.chain
+        for name, t, want, what in (("inputs", x, chain.shape, chain.what), ("labels", label_T, (s.seq // s.P,), "S/P tokens of batch 1")):
             if t.shape != want:
-                raise UserError(f"loss {what} have shape {tuple(t.shape)}; the schedule wants {want}, S/P tokens of batch 1")
+                raise UserError(f"loss {name} have shape {tuple(t.shape)}; the schedule wants {want}, {what}")
         self.program.runtime.valid = valid
-        return _LossFunction.apply(self, x_TC.contiguous(), label_T, *(self.get_parameter(n) for n in self.names))
+        return _LossFunction.apply(self, x.contiguous(), label_T, *(self.get_parameter(n) for n in self.names))

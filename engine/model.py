@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from engine.arenas import DTYPES
 from engine.block import Block, init
 from engine.compile import Program
 from engine.loss import Loss
@@ -30,7 +29,7 @@ class LanguageModel(nn.Module):
         """Weights depend on the seed and the model alone, so every rank and every schedule starts from the same ones; None leaves them unset."""
         super().__init__()
         m = program.schedule.model
-        self.program, self.dtype = program, DTYPES[program.schedule.dtype]
+        self.program = program
         self.blocks = nn.ModuleList(Block(program, k, torch.float32) for k in range(m.layers))
         self.loss = Loss(program, torch.float32)
         self.embedding = nn.Parameter(torch.empty((m.vocab, m.hidden)))
@@ -38,8 +37,7 @@ class LanguageModel(nn.Module):
             self.load_state_dict(dict(initial(m, seed)))
 
     def forward(self, tokens_T: torch.Tensor, label_T: torch.Tensor, valid: int) -> torch.Tensor:
-        with self.program.external("embed"):
-            x_TC = nn.functional.embedding(tokens_T, self.embedding.to(self.dtype))
+        x = self.program.chain.embed(tokens_T, self.embedding)
         for block in self.blocks:
-            x_TC = block(x_TC)
-        return self.loss(x_TC, label_T, valid)
+            x = block(x)
+        return self.loss(x, label_T, valid)

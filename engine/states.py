@@ -88,7 +88,7 @@ def _shard(model: LanguageModel, group: dist.ProcessGroup, device: torch.device,
     """
     own = dist.new_group(dist.get_process_group_ranks(group), timeout=timedelta(seconds=TIMEOUT_S[device.type]))
     mesh = DeviceMesh.from_group(own, device.type)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if dtype == "bf16" else MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False) if dtype == "bf16" else MixedPrecisionPolicy()
     for part in (*model.blocks, model.loss, model):
         fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         part.set_gradient_divide_factor(1.0)

@@ -35,7 +35,8 @@ class Trainer:
         """One step on a whole sequence [S] (the same on every rank). Spans go to program.spans. update=False stops at the loss."""
         label_S = shift(tokens_S)
         valid = int((label_S != IGNORE).sum())
-        tokens_T, label_T = (self._mine(t, fill) for t, fill in ((tokens_S, 0), (label_S, IGNORE)))
+        tokens_T = self._mine(tokens_S, 0).to(self.device)
+        label_T = self._mine(label_S, IGNORE).to(self.program.chain.label_device)
         loss = self.model(tokens_T, label_T, valid)
         if not update:
             return Step(float(self.states.total(loss)), 0.0)
@@ -47,4 +48,4 @@ class Trainer:
         return Step(*torch.stack((total, norm)).tolist())
 
     def _mine(self, x_S: torch.Tensor, fill: int) -> torch.Tensor:
-        return deal(padded(x_S, self.s.P, fill), self.s.chunk, self.s.P, self.program.runtime.rank).to(self.device)
+        return deal(padded(x_S, self.s.P, fill), self.s.chunk, self.s.P, self.program.runtime.rank)

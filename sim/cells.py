@@ -1,8 +1,9 @@
 """Cells: the pieces of memory that ops touch, numbered.
 
 A cell is what lies between two neighbouring buffer borders of an arena; before planning, a whole buffer. Arguments are cells of
-their own. An argument is fresh each step; the hidden state a block writes (y, or dx going back) is its neighbour's x (or dy), so
-one border in the chain of blocks has one number on both sides.
+their own. The hidden state a block writes (y, or dx going back) is its neighbour's x (or dy), so one border in the chain of blocks
+has one number on both sides. In HBM an argument is fresh each step. On the host each border's hidden state has one place for all
+steps, and all their gradients have one: a chunk's dx is put where its dy came from.
 """
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ import numpy as np
 
 from sim.schedule import SPACES, Schedule
 
-SHARED, SAVED, NEAR, FAR = range(4)
+SHARED, SAVED, NEAR, FAR, NEXT = REACHES = range(5)
 """Which instances of a region mean the same bytes by a cell: all; those of one layer; those at the near border of a layer in one
-step (its x and dx, and what is its own); those at its far border (its y and dy), which is the next layer's near one."""
+step (its x and dx, and what is its own); those at its far border (its y and dy), which is the next layer's near one; those of the
+next layer, by its own SAVED."""
 
 
 @dataclass
@@ -29,7 +31,7 @@ class Accesses:
     @property
     def place(self) -> np.ndarray:
         """One number for a cell and its reach: equal within an instance where the bytes are."""
-        return self.cell * 4 + self.reach
+        return self.cell * len(REACHES) + self.reach
 
 
 class Cells:
@@ -55,7 +57,7 @@ class Cells:
         """(cell, reach) of a buffer as an op of that region means it."""
         b = self.schedule.buffer(region, name)
         if b.life == "argument":
-            key, reach = _border(region, name)
+            key, reach = border(region, name)
             return [(self._id(("argument", key)), reach)]
         saved = b.life == "saved"
         if b.offset is None:
@@ -65,7 +67,7 @@ class Cells:
 
     def shifts(self, layer: int, step: int) -> np.ndarray:
         """By reach, which copy of a cell an instance means."""
-        return np.array([0, 1 + layer, 8 + 8 * step + layer, 9 + 8 * step + layer])
+        return np.array([0, 1 + layer, 8 + 8 * step + layer, 9 + 8 * step + layer, 2 + layer])
 
     def at(self, instance: tuple[str, int, int], name: str) -> set[tuple[int, int]]:
         """(cell, copy) of a buffer in one instance of a region."""
@@ -100,11 +102,12 @@ class Cells:
 _CHAIN = ("x[", "dy[", "y[", "dx[")
 
 
-def _border(region: str, name: str) -> tuple[str, int]:
+def border(region: str, name: str) -> tuple[str, int]:
     """(key, reach) of an argument."""
     tensor, _, rest = name.partition("[")
+    host, far = name.endswith("@host"), tensor in ("y", "dy") or region == "loss"
     if tensor in ("x", "y"):
-        return "hidden[" + rest, FAR if tensor == "y" or region == "loss" else NEAR
+        return "hidden[" + rest, (NEXT if far else SAVED) if host else FAR if far else NEAR
     if tensor in ("dx", "dy"):
-        return "gradient[" + rest, FAR if tensor == "dy" or region == "loss" else NEAR
+        return "gradient[" + rest, SHARED if host else FAR if far else NEAR
     return name if region != "loss" else "loss." + name, NEAR

@@ -7,7 +7,7 @@ from __future__ import annotations
 from sim import ops
 from sim.errors import UserError
 from sim.layout import ALIGN, align, pad
-from sim.schedule import PREV, SPACES, Buffer, Op, Region, Schedule
+from sim.schedule import HANDED, PREV, SPACES, Buffer, Op, Region, Schedule, chunk_of
 from sim.strategy import Strategy
 
 _HOST_SIDE = {"offload": (False, True), "reload": (True, False)}
@@ -42,9 +42,12 @@ def check(schedule: Schedule, where: str = "") -> None:
             ops.check(op, schedule.model, where)
             _operands(op, region, schedule, where)
             seen.add(op.id)
+    hidden = schedule.hidden
     for name, buffers in [("saved", schedule.saved), *((r.name, r.buffers) for r in schedule.regions.values())]:
         for b in buffers.values():
             _placed(b, name, schedule, where)
+            if b.life == "argument":
+                _handed(b, name, hidden, where)
 
 
 def _waits(op: Op, region: Region, seen: set[str], everywhere: dict[str, set[str]], where: str) -> None:
@@ -67,6 +70,12 @@ def _operands(op: Op, region: Region, schedule: Schedule, where: str) -> None:
             if (b.space == "host") is not host:
                 verb = "reads" if names is op.reads else "writes"
                 raise UserError(f"{where}{op.id} {verb} {name}, which lies in {b.space} memory; a {op.kind} {verb} {SPACES[host]} memory")
+
+
+def _handed(b: Buffer, owner: str, hidden: str, where: str) -> None:
+    space = hidden if chunk_of(b.name)[0] in HANDED else "hbm"
+    if (b.space, b.name.endswith("@host")) != (space, space == "host"):
+        raise UserError(f"{where}{b.name} of {owner} is an argument in {b.space}; hidden states, gradients and labels of all regions lie in one space, on the host under names that end in @host, all others in hbm")
 
 
 def _placed(b: Buffer, owner: str, schedule: Schedule, where: str) -> None:

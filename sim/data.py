@@ -7,6 +7,7 @@ every order the streams may take.
 from __future__ import annotations
 
 from sim import ops
+from sim.cells import border
 from sim.schedule import Buffer, Op, Region, Schedule
 
 
@@ -48,7 +49,7 @@ def _run(schedule: Schedule, region: Region, kept: dict) -> dict:
             held[name] = value
             _fit(schedule, region, op, name, value, fits)
     for name, value in given.items():
-        if held.get(name) != value:
+        if held.get(name) != value and name not in clash:
             raise Wrong(region.name, None, f"{region.name} overwrites its argument {name}, which is not its own; write elsewhere")
     for tensor in schedule.require.get(region.name, ()):
         for name, value in ops.owed(tensor, schedule).items():
@@ -70,10 +71,13 @@ def _mend(op: Op, held: dict, spoiled: dict[str, str]) -> str:
 def overlaps(schedule: Schedule, region: Region) -> dict[str, list[str]]:
     """Buffers of a region that share bytes, by name: each with all the others it touches."""
     parts: dict[tuple, list[Buffer]] = {}
+    places: dict[tuple, list[str]] = {}
     for b in [*region.buffers.values(), *schedule.saved.values()]:
         if b.offset is not None and b.size_bytes:
             parts.setdefault((b.space, b.life == "saved"), []).append(b)
-    clash: dict[str, list[str]] = {}
+        if b.life == "argument":
+            places.setdefault(border(region.name, b.name), []).append(b.name)
+    clash: dict[str, list[str]] = {name: [other for other in same if other != name] for same in places.values() if len(same) > 1 for name in same}
     for part in parts.values():
         open_: list[Buffer] = []
         for b in sorted(part, key=lambda b: b.offset):

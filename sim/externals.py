@@ -1,24 +1,26 @@
 """Externals: the work of a step that the schedule does not issue but a step takes: priced here, measured by the engine.
 
     ext.embed      the embedding lookup                                  before the first region
+    ext.embed_bwd  hidden states on the host: its gradient comes back    after the last region
     ext.gather     ZeRO-3: all-gather of a region's parameters           once the region before has begun (prefetched one ahead)
     ext.reduce     ZeRO-3: reduce-scatter of a region's gradients        after the region
                    ZeRO-0: all-reduce of all gradients                   after the last region
     ext.optimizer  AdamW: parameter 2, gradient 2, fp32 master, m and v 12 bytes a parameter (fp32 training: 4 + 4 + 8)
 
-Ranks = P. They take no compute units and no link from the schedule's own ops: an assumption that results list.
+With hidden states on the host, the embedding's output goes there chunk by chunk, each after its lookup. Ranks = P. They take no compute units and no link from the schedule's own ops: an assumption that results list.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.cost import fitted, link_GBps
+from sim.cost import fitted, link_GBps, price
 from sim.layout import ITEM
 from sim.machine import Machine
 from sim.model import Model
+from sim.ops import Work
 from sim.schedule import Schedule
 
-NAMES = ("ext.embed", "ext.gather", "ext.reduce", "ext.optimizer")
+NAMES = ("ext.embed", "ext.gather", "ext.reduce", "ext.optimizer", "ext.embed_bwd")
 STATE_BYTES = 16
 """Bytes of model states a parameter, bf16 (2 + 2 + 12) or fp32 (4 + 4 + 8)."""
 
@@ -33,6 +35,7 @@ class Externals:
     final: int
     """The last reduction: of the embedding's gradient (ZeRO-3) or of all gradients (ZeRO-0)."""
     optimizer: int
+    embed_bwd: int = 0
 
 
 def region_params(model: Model, region: str) -> int:
@@ -64,16 +67,21 @@ def externals(machine: Machine, schedule: Schedule, zero: int) -> Externals:
     def sent(params: int) -> int:
         return through("ext_reduce", _ring(params * item, P), link_GBps(machine, P))
 
-    embed = through("ext_embed", moved["ext_embed"], machine["hbm_GBps"])
+    def copied(kind: str) -> int:
+        chunks = [Work(link_bytes=schedule.layout.size_bytes("x", n)) for _, n in schedule.chunks if schedule.hidden == "host"]
+        return sum(price(machine, kind, work, P) for work in chunks)
+
+    embed = through("ext_embed", moved["ext_embed"], machine["hbm_GBps"]) + copied("offload")
+    back = copied("reload")
     optimizer = through("ext_optimizer", moved["ext_optimizer"], machine["hbm_GBps"])
     if P == 1:
-        return Externals(embed, {}, {}, 0, optimizer)
+        return Externals(embed, {}, {}, 0, optimizer, back)
     if zero != 3:
-        return Externals(embed, {}, {}, through("ext_reduce", moved["ext_reduce"], link_GBps(machine, P)), optimizer)
+        return Externals(embed, {}, {}, through("ext_reduce", moved["ext_reduce"], link_GBps(machine, P)), optimizer, back)
     gather = {region: sent(region_params(m, region)) for region in schedule.regions}
     reduce = {region: gather[region] for region in schedule.regions if region != "fwd"}
     embedding = sent(m.vocab * m.hidden)
-    return Externals(embed + embedding, gather, reduce, embedding, optimizer)
+    return Externals(embed + embedding, gather, reduce, embedding, optimizer, back)
 
 
 def _ring(size_bytes: int, ranks: int) -> int:

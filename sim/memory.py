@@ -1,11 +1,12 @@
 """Memory: five rows over time, from a timeline's spans and the schedule they ran. A peak is the maximum of their sum over time.
 
     planned     the arenas, whole                                             live       of them: first write to last access
-    arguments   hidden states and their gradients, labels, weight gradients of a running region (fp32)
+    arguments   hidden states and their gradients, labels (in HBM, or on the host), weight gradients of a running region (fp32)
     workspace   what a kernel needs beside its operands, while it runs
     states      parameters, gradients, optimizer; under ZeRO-3 a rank's share, and the gathered parameters of regions at work
 
-A hidden state lives while a region is given it: without offload backward reads it too, so every layer's stays.
+In HBM a hidden state lives while a region is given it: without offload backward reads it too, so every layer's stays. On the host each
+border between blocks has one, for good, and they all share one gradient.
 The same function serves predicted and measured spans.
 """
 from __future__ import annotations
@@ -27,15 +28,15 @@ COUNTED = ROWS[:4]
 
 
 def curves(schedule: Schedule, timeline: Timeline, strategy: Strategy, kernel: str = "") -> dict[str, dict[str, np.ndarray]]:
-    """Space -> {"t_ns", and bytes by row}; a value holds until the next t_ns. `kernel` is the attention kernel\'s name (sim.kernels). Host rows other than planned and live are 0."""
+    """Space -> {"t_ns", and bytes by row}; a value holds until the next t_ns. `kernel` is the attention kernel\'s name (sim.kernels). Workspace and states on the host are 0."""
     when = _When(schedule, timeline)
-    lives = {"arguments": _arguments(schedule, when), "workspace": _workspace(schedule, when, kernel), "states": _states(schedule, when, strategy.zero)}
     live = _live(schedule, when)
     end = int(timeline.end_ns.max(initial=0))
-    return {
-        space: _curve(schedule.arena_bytes(space), end, (lives if space == "hbm" else {}) | {"live": live[space]})
-        for space in SPACES
+    lives = {
+        "hbm": {"arguments": _arguments(schedule, when), "workspace": _workspace(schedule, when, kernel), "states": _states(schedule, when, strategy.zero)},
+        "host": {"arguments": _lives([0], [end], [schedule.handed_bytes])},
     }
+    return {space: _curve(schedule.arena_bytes(space), end, lives[space] | {"live": live[space]}) for space in SPACES}
 
 
 def total(rows: dict[str, np.ndarray]) -> np.ndarray:
@@ -66,6 +67,7 @@ class _When:
         layer = np.clip(timeline.layer, 0, self.layers - 1)
         self.start[ours[mine], layer[mine]] = timeline.start_ns[mine]
         self.end[ours[mine], layer[mine]] = timeline.end_ns[mine]
+        self.compute = {r: [self.base[r] + k for k, op in enumerate(region.ops) if op.stream == "compute"] for r, region in schedule.regions.items()}
         self.touched = {r: self._touched(schedule, r) for r in schedule.regions}
 
     def _touched(self, schedule: Schedule, region: str) -> dict[str, list[int]]:
@@ -91,8 +93,14 @@ class _When:
     def region(self, region: str) -> tuple[np.ndarray, np.ndarray]:
         """(first start, last end) of a region's ops, by layer."""
         low = self.base[region]
-        high = min((b for b in self.base.values() if b > low), default=len(self.start))
-        return self.start[low:high].min(0, initial=np.iinfo(np.int64).max), self.end[low:high].max(0, initial=-1)
+        return self._extent(slice(low, min((b for b in self.base.values() if b > low), default=len(self.start))))
+
+    def computing(self, region: str) -> tuple[np.ndarray, np.ndarray]:
+        """The same of its compute ops: with hidden states on the host, only they use what the caller owns, and the caller goes on after them."""
+        return self._extent(self.compute[region])
+
+    def _extent(self, ops) -> tuple[np.ndarray, np.ndarray]:
+        return self.start[ops].min(0, initial=np.iinfo(np.int64).max), self.end[ops].max(0, initial=-1)
 
     def external(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(start, end) of the external spans of one name, in order."""
@@ -101,16 +109,16 @@ class _When:
 
 
 def _arguments(schedule: Schedule, when: _When) -> Lives:
-    """Hidden state k enters layer k, and its gradient leaves it; each lives from the first to the last region that is given it.
+    """Those in HBM. Hidden state k enters layer k, and its gradient leaves it; each lives from the first to the last region that is given it.
     Weight gradients live until they are reduced, or their region ends."""
     m, L = schedule.model, schedule.layers
     hidden = schedule.seq // schedule.P * m.hidden * ITEM[schedule.dtype]
     place = {"x": ("hidden", 0), "y": ("hidden", 1), "dy": ("gradient", 1), "dx": ("gradient", 0), "label": ("label", 0)}
-    given = {r: {b.role for b in region.buffers.values() if b.life == "argument"} for r, region in schedule.regions.items()}
+    given = {r: {b.role for b in region.buffers.values() if b.life == "argument" and b.space == "hbm"} for r, region in schedule.regions.items()}
     grads = {r: sum(b.size_bytes for b in region.buffers.values() if b.role == "grad") for r, region in schedule.regions.items()}
     spans = {r: when.region(r) for r in schedule.regions}
     reduced = when.external("ext.reduce")[1].tolist()
-    lives: dict[tuple[str, int], list[int]] = {("hidden", 0): [0, 0], ("label", L): [0, 0]}
+    lives: dict[tuple[str, int], list[int]] = {("hidden", 0): [0, 0], ("label", L): [0, 0]} if schedule.hidden == "hbm" else {}
     low, high, size = [], [], []
     for region, layer in schedule.order():
         start, end = (int(t[layer]) for t in spans[region])
@@ -146,7 +154,7 @@ def _states(schedule: Schedule, when: _When, zero: int) -> Lives:
     low, high, size = [0], [end], [STATE_BYTES * m.params // (schedule.P if zero == 3 else 1)]
     if zero == 3 and schedule.P > 1:
         gathered = when.external("ext.gather")[0]
-        regions = {r: when.region(r) for r in schedule.regions}
+        regions = {r: (when.computing if schedule.hidden == "host" else when.region)(r) for r in schedule.regions}
         order = schedule.order()
         for k, (region, layer) in enumerate(order):
             start, last = (t[layer] for t in regions[region])

@@ -14,6 +14,7 @@ from sim.schedule import SPACES, Schedule
 def need(schedule: Schedule, zero: int) -> dict[str, int]:
     """Space -> bytes of one rank at its most, with the model states at ZeRO stage `zero`."""
     found = {space: schedule.arena_bytes(space) for space in SPACES}
+    found["host"] += schedule.handed_bytes
     found["hbm"] += states(schedule, zero) + max(beside(schedule, zero), reduction(schedule, zero))
     return found
 
@@ -27,10 +28,10 @@ def beside(schedule: Schedule, zero: int) -> int:
     """What one rank needs beside arenas and states: the most of any two regions in a row, the second at work while the first ends."""
     hidden = schedule.seq // schedule.P * schedule.model.hidden * ITEM[schedule.dtype]
     waiting = schedule.layers if "x" in _arguments(schedule, "bwd") else 0
-    always = (3 + waiting) * hidden + 8 * schedule.seq // schedule.P
     grads = {r: sum(b.size_bytes for b in region.buffers.values() if b.role == "grad") for r, region in schedule.regions.items()}
     work = {r: workspace(schedule, r) for r in schedule.regions}
     whole = {r: region_params(schedule.model, r) * ITEM[schedule.dtype] if zero == 3 and schedule.P > 1 else 0 for r in schedule.regions}
+    always = (3 + waiting) * hidden + 8 * schedule.seq // schedule.P if schedule.hidden == "hbm" else 0
     order = [r for r, _ in schedule.order(min(schedule.layers, 2))]
     pairs = list(zip(order, order[1:])) or [(r,) for r in order]
     return always + max((sum(whole[r] + grads[r] for r in pair) + max(work[r] for r in pair) for pair in pairs), default=0)

@@ -14,7 +14,7 @@ from sim.errors import UserError
 from sim.kernels import KERNELS, TYPICAL, Shape
 from sim.layout import ITEM
 from sim.model import Model, groups
-from sim.schedule import Op, Schedule
+from sim.schedule import HANDED, Op, Schedule, chunk_of
 
 FLAGS = ("causal",)
 """Arguments that are present or absent; all others are name=number."""
@@ -142,9 +142,9 @@ def key(op: Op) -> str:
 
 def initial(name: str, s: Schedule):
     """What an argument buffer holds before a region runs, or None if it is an output."""
-    base, _, rest = name.partition("[")
+    base, chunk = chunk_of(name)
     if base in ("x", "dy", "label"):
-        return (base, int(rest[:-1]), 0, "t" if s.P > 1 else "h")
+        return (base, chunk, 0, "t" if s.P > 1 else "h")
     if base in names(tuple(groups(s.model.kind)), s.model.kind):
         return (base, 0, 0, "W")
     return None
@@ -159,13 +159,13 @@ def owes(region: str, model: Model) -> tuple[str, ...]:
 def outside(buffer: str, model: Model) -> bool:
     """Whether a buffer of this name is handed over from outside."""
     base, weights = buffer.partition("[")[0], (*model.weight_shapes(), *model.head_shapes())
-    return base in ("x", "y", "dy", "dx", "label", "loss") or base in weights or base[:1] == "d" and base[1:] in weights
+    return base in (*HANDED, "loss") or base in weights or base[:1] == "d" and base[1:] in weights
 
 
 def owed(tensor: str, s: Schedule) -> dict[str, tuple]:
     """What a required output must stand for at the end of its region, by buffer name."""
     if tensor in ("y", "dx"):
-        return {f"{tensor}[{i}]": (tensor, i, {"y": 0, "dx": 3}[tensor], _tok(s)) for i in range(_u(s))}
+        return {f"{tensor}[{i}]{'@host' * (s.hidden == 'host')}": (tensor, i, {"y": 0, "dx": 3}[tensor], _tok(s)) for i in range(_u(s))}
     return {tensor: (tensor, 0, (1 << _u(s) * (2 if tensor in _twice(s) else 1)) - 1, "W")}
 
 

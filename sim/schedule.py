@@ -16,6 +16,8 @@ STREAMS = ("compute", "comm", "h2d", "d2h", "host")
 SPACES = ("hbm", "host")
 LIVES = ("value", "slot", "saved", "argument")
 PREV = "prev:"
+HANDED = ("x", "y", "dy", "dx", "label")
+"""Arguments that are handed over whole and used chunk by chunk: hidden states, their gradients, labels."""
 
 
 @dataclass(slots=True)
@@ -33,6 +35,12 @@ class Buffer:
     @property
     def size_bytes(self) -> int:
         return (8 if self.dtype == "int64" else ITEM[self.dtype]) * math.prod(self.shape)
+
+
+def chunk_of(name: str) -> tuple[str, int]:
+    """x[3] or x[3]@host -> (x, 3); a name that says no chunk has -1."""
+    tensor, bracket, rest = name.partition("[")
+    return tensor, int(rest.partition("]")[0]) if bracket else -1
 
 
 @dataclass(slots=True)
@@ -93,6 +101,18 @@ class Schedule:
     def chunks(self) -> list[tuple[int, int]]:
         """(first token, tokens) of each chunk."""
         return chunks(self.seq, self.chunk)
+
+    @property
+    def hidden(self) -> str:
+        """The space that hidden states are handed over in: host if any argument lies there."""
+        return SPACES[any(b.space == "host" and b.life == "argument" for r in self.regions.values() for b in r.buffers.values())]
+
+    @property
+    def handed_bytes(self) -> int:
+        """Bytes on the host beside the arena: the hidden state at every border between blocks, one gradient that goes through them all, labels."""
+        if self.hidden == "hbm":
+            return 0
+        return self.seq // self.P * ((self.layers + 2) * self.model.hidden * ITEM[self.dtype] + 8)
 
     def buffer(self, region: str, name: str) -> Buffer:
         """The buffer an op of that region means by a name. KeyError if there is none."""

@@ -20,7 +20,7 @@ from sim import memory
 from sim.contention import Pool
 from sim.cost import op_ns, unfitted
 from sim.errors import UserError
-from sim.externals import Externals, externals
+from sim.externals import NAMES, Externals, externals
 from sim.machine import NUMBERS, Machine
 from sim.parts import HOST, parts
 from sim.schedule import STREAMS, Schedule
@@ -235,8 +235,8 @@ class _World:
 
 
 def _timeline(schedule: Schedule, world: _World, ext: Externals) -> Timeline:
-    """Columns in issue order: the embedding, every instance, the last reduction, the optimizer."""
-    names, tables = ["ext.embed", "ext.gather", "ext.reduce", "ext.optimizer"], {}
+    """Columns in issue order: the embedding, every instance, the embedding's gradient, the last reduction, the optimizer."""
+    names, tables = [*NAMES], {}
     for name, region in schedule.regions.items():
         extra = [k for k, has in ((1, ext.gather), (2, ext.reduce)) if name in has]
         ops = np.r_[np.arange(len(region.ops)) + len(names), extra].astype(np.int32)
@@ -244,8 +244,10 @@ def _timeline(schedule: Schedule, world: _World, ext: Externals) -> Timeline:
         tables[name] = ops, streams
         names += [op.id for op in region.ops]
     start, end = _times(world)
-    last = max(int(end.max(initial=0)), ext.embed)
-    after = [(k, a, b) for k, a, b in ((2, last, last + ext.final), (3, last + ext.final, last + ext.final + ext.optimizer)) if b > a]
+    ends = [max(int(end.max(initial=0)), ext.embed)]
+    for ns in (ext.embed_bwd, ext.final, ext.optimizer):
+        ends.append(ends[-1] + ns)
+    after = [(k, a, b) for k, a, b in zip((4, 2, 3), ends, ends[1:]) if b > a]
     op = [[0], *(tables[region][0] for region, _ in world.instances), [k for k, _, _ in after]]
     stream = [[EXTERNAL], *(tables[region][1] for region, _ in world.instances), [EXTERNAL] * len(after)]
     layer = np.repeat(np.array([-1] + [k for _, k in world.instances] + [-1]), [len(part) for part in op])

@@ -33,6 +33,9 @@ class Strategy:
     final together); kv-outer: KV chunks outermost, the paper's."""
     accum: str = "hbm"
     """Where the gradients that the outer walk returns to (dkv, or dq under kv-outer) rest between their uses: hbm or host."""
+    hidden: str = "hbm"
+    """Where hidden states, their gradients and labels are handed from block to block: hbm, whole; or host, where each chunk is fetched
+    from and returned to, so that HBM does not grow with S."""
     rows: str = "ascending"
     """Direction of the inner walk over chunks: ascending, or alternating from row to row (which leaves more chunks in their slots)."""
     skip_resident: bool = False
@@ -61,6 +64,8 @@ class Strategy:
             if value not in built:
                 state = "not built yet" if value in planned else "no such value"
                 raise UserError(f"{name}={value} is {state}; built: {', '.join(map(str, built))}")
+        if self.hidden == "host" and not self.offload:
+            raise UserError("hidden=host keeps hidden states on the host and offload=false what backward needs in HBM; try offload=true")
 
     def check(self, model: Model, seq: int) -> None:
         """The rules that tie a strategy to a model and a sequence of `seq` tokens. Raises UserError."""
@@ -107,6 +112,7 @@ _CHOICES = (
     ("save", ("all", "qkvo", "o", "input"), ()),
     ("order", ("query-up", "query-down", "kv-outer"), ()),
     ("accum", ("hbm", "host"), ()),
+    ("hidden", ("hbm", "host"), ()),
     ("rows", ("ascending", "alternating"), ()),
     ("zero", (0, 3), (1, 2)),
     ("host_sync", ("none", "region"), ()),

@@ -6,7 +6,7 @@ work runs on the host, `join`.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -48,11 +48,11 @@ class Backend(Protocol):
     def timed(self, span: list) -> AbstractContextManager[None]:
         """Fills a span with the time of what the caller itself issues inside (see settle)."""
 
-    def enter(self) -> None:
-        """What is issued from now on comes after what the caller did before."""
+    def enter(self, streams: Iterable[str]) -> None:
+        """What is issued to these streams from now on comes after what the caller did before."""
 
-    def join(self) -> None:
-        """Whatever the caller does next comes after all that was issued. Raises what a stream raised."""
+    def join(self, streams: Iterable[str]) -> None:
+        """Whatever the caller does next comes after all that was issued to these streams. Raises what a stream raised."""
 
     def settle(self) -> None:
         """Blocks the host until all that was issued has run and every span is filled in."""

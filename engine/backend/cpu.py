@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from queue import SimpleQueue
 
@@ -109,14 +109,14 @@ class CpuBackend:
         yield
         span[:] = (start, time.perf_counter_ns())
 
-    def enter(self) -> None:
+    def enter(self, streams: Iterable[str]) -> None:
         pass  # the caller's own work is done when its call returns
 
     def settle(self) -> None:
-        self.join()
+        self.join(self.streams)
 
-    def join(self) -> None:
-        for event in [s.record() for s in self.streams.values()]:
+    def join(self, streams: Iterable[str]) -> None:
+        for event in [self.streams[s].record() for s in streams]:
             event.block()
         if self._failures:
             failure = self._failures[0]

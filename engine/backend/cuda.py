@@ -4,7 +4,7 @@ Nothing blocks the host but `Event.block` and `settle`.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 
 import torch
@@ -88,16 +88,16 @@ class CudaBackend:
     def timed(self, span: list):
         return _timed(span, self._timed)
 
-    def enter(self) -> None:
-        """What is issued from now on comes after what the caller issued before, on its current stream."""
+    def enter(self, streams: Iterable[str]) -> None:
+        """The caller's is its current stream."""
         event = Event(torch.cuda.current_stream())
-        for stream in self.streams.values():
-            stream.wait(event)
+        for stream in streams:
+            self.streams[stream].wait(event)
 
-    def join(self) -> None:
+    def join(self, streams: Iterable[str]) -> None:
         current = torch.cuda.current_stream()
-        for stream in self.streams.values():
-            current.wait_stream(stream._stream)
+        for stream in streams:
+            current.wait_stream(self.streams[stream]._stream)
 
     def settle(self) -> None:
         torch.cuda.synchronize()

@@ -5,13 +5,14 @@
 
 A chunk enters by its FFN's and output projection's backward (before its row; under kv-outer all enter first) and is finished by the
 QKV projection's backward, in two halves: the norm's backward is linear in its gradient, so they add up. dq of a chunk is final after
-its row, dkv too except under query-up, where all are after the last row. dx holds a chunk's residual gradient until then.
+its row, dkv too except under query-up, where all are after the last row. dx holds a chunk's residual gradient until then; on the host
+it is an accumulator of three parts, and comes back where rows lie between them.
 """
 from __future__ import annotations
 
 from sim.build.emit import AHEAD, Emit
 from sim.build.forward import Forward
-from sim.build.saved import SAVE, Store, inner
+from sim.build.saved import SAVE, Store, handed, inner
 from sim.strategy import Strategy
 
 HELD = {"query": {"x": "x", "q": "q", "lse": "lse"}, "kv": {"x": "x_kv", "kv": "kv"}}
@@ -31,6 +32,7 @@ class Backward:
         made = [role for role in ("q", "kv", "o", "lse") if role not in self.saved] + ["do"] * (self.outer == "kv")
         self.store = Store(emit, tuple(made), strategy.offload, strategy.skip_resident)
         self.sums = Store(emit, (self.other,), strategy.accum == "host", True)
+        self.hidden = handed(emit, strategy)
         self.depth = max(AHEAD, strategy.prefetch)
         self.row: dict[int, dict[str, str]] = {}
         self.begun: set[int] = set()
@@ -89,15 +91,18 @@ class Backward:
         """h, recomputed or saved, then FFN and output projection backward, then do to this rank's heads."""
         if i is None:
             return
-        e, row, n, dh = self.e, self.row[i], self.e.n(i), self.e.argument("dx", i)
+        e, row, n = self.e, self.row[i], self.e.n(i)
+        dx = row["dx"] = self.hidden.home("dx", i, AHEAD)
         if "h" not in row:
             row["h"] = e.slot("h", i, 1)
             e.op("compute", f"proj[{i}]", (row["o'"], row["x"]), (row["h"],), n=n)
         up = (row["up"],) if "up" in row else ()
-        e.op("compute", f"ffn_bwd[{i}]", (row["h"], e.argument("dy", i), *up), (dh,), n=n, sub=self.s.ffn_sub)
+        dy = self.hidden.fetch("dy", i, f"reload.dy[{i}]", AHEAD)
+        e.op("compute", f"ffn_bwd[{i}]", (row["h"], dy, *up), (dx,), n=n, sub=self.s.ffn_sub)
+        self.hidden.keep("dx", i, dx, f"dx_ffn[{i}]")
         do = row["do"] = self.store.home("do", i, 1)
         made = do if self.P == 1 else e.slot("do'", i, 1)
-        e.op("compute", f"proj_bwd[{i}]", (dh, row["o'"]), (made,), n=n)
+        e.op("compute", f"proj_bwd[{i}]", (dx, row["o'"]), (made,), n=n)
         if self.P > 1:
             e.op("comm", f"a2a.do[{i}]", (made,), (do,), n=n)
         self.store.keep("do", i, do)
@@ -115,7 +120,7 @@ class Backward:
             reads = (*(have[role] for role in ("q", "kv", "do", "o", "lse")), *old)
             writes = (own, its) if self.own == "dq" else (its, own)
             e.op("compute", f"attn_bwd[{i},{j}]", reads, writes, q=e.n(i), kv=e.n(j), causal=i == j)
-            self.sums.keep(self.other, c, its, f"{i},{j}")
+            self.sums.keep(self.other, c, its, f"{self.other}[{i},{j}]")
             self.begun.add(c)
 
     def total(self, role: str, i: int) -> str:
@@ -124,18 +129,24 @@ class Backward:
 
     def query(self, i: int, dq: str) -> None:
         """The query half of the QKV backward: dx gains its part."""
-        e, dx = self.e, self.e.argument("dx", i)
-        e.op("compute", f"q_bwd[{i}]", (dq, self.row[i]["x"], dx), (dx,), n=e.n(i), at=e.at(i))
+        e, row = self.e, self.row[i]
+        if "dx" not in row:
+            row["dx"] = self.hidden.fetch("dx", i, f"reload.dx_q[{i}]", AHEAD)
+        dx = row["dx"]
+        e.op("compute", f"q_bwd[{i}]", (dq, row["x"], dx), (dx,), n=e.n(i), at=e.at(i))
+        self.hidden.keep("dx", i, dx, f"dx_q[{i}]")
 
     def key_values(self, chunks: list[int]) -> None:
         """The key and value half, chunk after chunk, each one all-to-all ahead."""
         e, ready = self.e, [self.ready(chunks[0])]
         for k, j in enumerate(chunks):
             ready += [self.ready(after) for after in chunks[k + 1:k + 2]]
-            dx = e.argument("dx", j)
-            e.op("compute", f"kv_bwd[{j}]", (*ready[k], dx), (dx,), n=e.n(j), at=e.at(j))
+            e.op("compute", f"kv_bwd[{j}]", ready[k], (dx := ready[k][2],), n=e.n(j), at=e.at(j))
+            self.hidden.keep("dx", j, dx)
 
-    def ready(self, j: int) -> tuple[str, str]:
-        """dkv and x of chunk j, on this rank's tokens."""
-        dkv = self.scatter("dkv", j, self.total("dkv", j), depth=AHEAD)
-        return dkv, self.store.fetch("x", j, f"reload.x_kv[{j}]", AHEAD) if self.s.order == "query-up" else self.row[j]["x"]
+    def ready(self, j: int) -> tuple[str, str, str]:
+        """dkv, x and dx so far of chunk j, on this rank's tokens."""
+        dkv = self.scatter("dkv", j, self.total("dkv", j), AHEAD if self.s.order == "query-up" else 1)
+        if self.s.order != "query-up":
+            return dkv, self.row[j]["x"], self.row[j]["dx"]
+        return dkv, self.store.fetch("x", j, f"reload.x_kv[{j}]", AHEAD), self.hidden.fetch("dx", j, f"reload.dx_kv[{j}]", AHEAD)

@@ -5,14 +5,14 @@ from collections.abc import Iterable
 
 from sim.layout import Layout
 from sim.ops import KINDS, names
-from sim.schedule import Buffer, Op, Region
+from sim.schedule import HANDED, Buffer, Op, Region
 
 AHEAD = 2
 """Slots of what is produced one chunk ahead: the row at work and the next one."""
 
 
 class Emit:
-    """Writes one region. Slots are named role.k; chunk arguments role[i]; chunks at rest role[i]@host or role[i]."""
+    """Writes one region. Slots are named role.k, chunks at rest role[i]@host or role[i]."""
 
     def __init__(self, name: str, layout: Layout, chunks: list[tuple[int, int]], sync: bool = False, saved: Iterable[str] = ()) -> None:
         self.region = Region(name, [], {})
@@ -58,13 +58,10 @@ class Emit:
         return None
 
     def rest(self, role: str, i: int, host: bool) -> str:
-        """Where chunk i of a role rests between its uses: what forward saves, or a buffer of this region."""
+        """Where chunk i of a role rests between its uses: what forward saves, what is handed over, or a buffer of this region."""
         name, space = (f"{role}[{i}]@host", "host") if host else (f"{role}[{i}]", "hbm")
-        return name if name in self._saved else self._declare(name, space, "value", role, self.layout.shape(role, self.n(i)))
-
-    def argument(self, role: str, i: int) -> str:
-        """Chunk i of an argument."""
-        return self._declare(f"{role}[{i}]", "hbm", "argument", role, self.layout.shape(role, self.n(i)))
+        life = "argument" if role in HANDED else "value"
+        return name if name in self._saved else self._declare(name, space, life, role, self.layout.shape(role, self.n(i)))
 
     def op(self, stream: str, name: str, reads: tuple[str, ...], writes: tuple[str, ...], **args: int) -> None:
         """Appends region.name on these activations; its kind's weights and the sums it adds to follow by themselves."""
@@ -80,11 +77,12 @@ class Emit:
         self.region.ops.append(op)
 
     def close(self) -> Region:
-        """The finished region, with a host block at its end where the strategy asks for one. Copies out to this region's own host
-        buffers that nothing reads back are dropped."""
-        region, wanted, kept = self.region, set(), []
+        """The finished region, with a host block at its end where the strategy asks for one. Copies out to the host that nothing reads
+        back, here or after this region, are dropped."""
+        region, kept = self.region, []
+        wanted = self._saved | {b.name for b in region.buffers.values() if b.life == "argument"}
         for op in reversed(region.ops):
-            if op.kind == "offload" and op.writes[0] not in self._saved:
+            if op.kind == "offload":
                 if op.writes[0] not in wanted:
                     continue
                 wanted.remove(op.writes[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sim.build.emit import AHEAD, Emit
-from sim.build.saved import SAVE, Store, inner
+from sim.build.saved import SAVE, Store, handed, inner, saves
 from sim.strategy import Strategy
 
 
@@ -14,9 +14,11 @@ class Forward:
 
     def __init__(self, emit: Emit, strategy: Strategy) -> None:
         self.e, self.s, self.P = emit, strategy, emit.layout.P
-        self.store = Store(emit, (*SAVE[strategy.save], "kv"), strategy.offload, strategy.skip_resident)
-        self.x: Callable[[int], str] = lambda i: emit.argument("x", i)
+        self.store = Store(emit, (*saves(strategy), "kv"), strategy.offload, strategy.skip_resident)
+        self.hidden = handed(emit, strategy)
+        self.given: Callable[[int], str] = lambda i: self.hidden.fetch("x", i, f"reload.x[{i}]", AHEAD + 1)
         self.tag = ""
+        self.x: dict[int, str] = {}
         self.q: dict[int, str] = {}
         self.kv: dict[int, str] = {}
         self.o: dict[int, str] = {}
@@ -34,7 +36,7 @@ class Forward:
     def again(self, store: Store) -> None:
         """Recomputes q and kv of all chunks, and the attention rows too where o is not saved, into the stores of another region."""
         self.store, self.tag = store, "_fwd"
-        self.x = lambda i: store.fetch("x", i, f"reload.x_fwd[{i}]", AHEAD)
+        self.given = lambda i: store.fetch("x", i, f"reload.x_fwd[{i}]", AHEAD)
         for i in range(AHEAD):
             self.project_in(i)
         for i in range(self.e.u):
@@ -46,14 +48,14 @@ class Forward:
         """qkv, all-to-all, and the copies out that can start at once. Nothing past the last chunk."""
         if i >= self.e.u:
             return
-        e, x = self.e, self.x(i)
+        e, x = self.e, self.given(i)
         q, kv = self.store.home("q", i, AHEAD), self.store.home("kv", i, AHEAD)
         made = (q, kv) if self.P == 1 else (e.slot("q'", i, 1), e.slot("kv'", i, 1))
         e.op("compute", f"qkv[{i}]", (x,), made, n=e.n(i), at=e.at(i))
         if self.P > 1:
             e.op("comm", f"a2a.q[{i}]", (made[0],), (q,), n=e.n(i))
             e.op("comm", f"a2a.kv[{i}]", (made[1],), (kv,), n=e.n(i))
-        self.q[i], self.kv[i] = q, kv
+        self.x[i], self.q[i], self.kv[i] = x, q, kv
         for role, buffer in (("kv", kv), ("q", q), ("x", x)):
             self.store.keep(role, i, buffer)
 
@@ -83,8 +85,10 @@ class Forward:
         """Output projection, residual, FFN in sub-chunks."""
         e, store = self.e, self.store
         h = store.home("h", i, 1)
-        e.op("compute", f"proj[{i}]", (o_tok, self.x(i)), (h,), n=e.n(i))
+        e.op("compute", f"proj[{i}]", (o_tok, self.x[i]), (h,), n=e.n(i))
         up = (store.home("up", i, 1),) if "up" in store.roles else ()
-        e.op("compute", f"ffn[{i}]", (h,), (e.argument("y", i), *up), n=e.n(i), sub=self.s.ffn_sub)
+        y = self.hidden.home("y", i, AHEAD)
+        e.op("compute", f"ffn[{i}]", (h,), (y, *up), n=e.n(i), sub=self.s.ffn_sub)
+        self.hidden.keep("y", i, y)
         for role, buffer in zip(("h", "up"), (h, *up)):
             store.keep(role, i, buffer)

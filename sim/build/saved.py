@@ -3,21 +3,31 @@ from __future__ import annotations
 
 from sim.build.emit import Emit
 from sim.layout import Layout
-from sim.schedule import Buffer
+from sim.schedule import HANDED, Buffer
 from sim.strategy import Strategy
 
 SAVE = {"input": ("x",), "o": ("x", "o", "lse"), "qkvo": ("x", "q", "kv", "o", "lse"), "all": ("x", "q", "kv", "o", "lse", "h", "up")}
-"""Roles by Strategy.save. Without offload the block input is not copied: backward reads the argument itself."""
+"""Roles by Strategy.save."""
+
+
+def saves(strategy: Strategy) -> tuple[str, ...]:
+    """The roles that forward copies or leaves for backward. The block input only if backward cannot read where it was handed over."""
+    return SAVE[strategy.save][0 if strategy.offload and strategy.hidden == "hbm" else 1:]
 
 
 def declare(layout: Layout, chunks: list[tuple[int, int]], strategy: Strategy) -> dict[str, Buffer]:
-    """The saved buffers of one layer: on the host, or in HBM (all but x, which then is an argument of backward too)."""
+    """The saved buffers of one layer: on the host, or in HBM."""
     saved = {}
     for i, (_, n) in enumerate(chunks):
-        for role in SAVE[strategy.save][0 if strategy.offload else 1:]:
+        for role in saves(strategy):
             name, space = (f"{role}[{i}]@host", "host") if strategy.offload else (f"{role}[{i}]", "hbm")
             saved[name] = Buffer(name, space, "saved", role, layout.dtype_of(role), layout.shape(role, n))
     return saved
+
+
+def handed(emit: Emit, strategy: Strategy) -> "Store":
+    """What comes from other regions and goes to them: where it is handed over."""
+    return Store(emit, HANDED, strategy.hidden == "host", True)
 
 
 class Store:
@@ -32,15 +42,15 @@ class Store:
         rests = role in self.roles and not self.host
         return self.e.rest(role, i, False) if rests else self.e.slot(role, i, depth)
 
-    def keep(self, role: str, i: int, buffer: str, place: str = "") -> None:
-        """offload.role[i], if it rests on the host."""
+    def keep(self, role: str, i: int, buffer: str, name: str = "") -> None:
+        """offload.role[i] (or offload.name), if it rests on the host."""
         if role in self.roles and self.host:
-            self.e.op("d2h", f"offload.{role}[{place or i}]", (buffer,), (self.e.rest(role, i, True),), n=self.e.n(i))
+            self.e.op("d2h", f"offload.{name or f'{role}[{i}]'}", (buffer,), (self.e.rest(role, i, True),), n=self.e.n(i))
 
     def fetch(self, role: str, i: int, name: str, depth: int, slot: str | None = None) -> str:
         """The HBM buffer that has chunk i; if it rests on the host, op `name` reloads it into a slot, unless one still has it."""
         if not self.host:
-            return self.e.argument("x", i) if role == "x" else self.e.rest(role, i, False)
+            return self.e.rest(role, i, False)
         found = self.e.resident(role, i) if self.skip else None
         if found is None:
             found = self.e.slot(role, i, depth, slot)

@@ -8,7 +8,8 @@ from tests.cuda.places import CHUNK, CUDNN, MODEL, SEQ, needs_cuda, one_and_two_
 from tests.engine.cases import Place, running, schedule
 from tests.engine.test_arenas import touched
 
-CASES = [{}, {"offload": False}, {"prefetch": 1, "save": "all"}, {"save": "input", "order": "kv-outer", "accum": "host", "reuse_slack": 4}]
+CASES = [{}, {"offload": False}, {"prefetch": 1, "save": "all"}, {"save": "input", "order": "kv-outer", "accum": "host", "reuse_slack": 4},
+         {"hidden": "host"}]
 
 
 def pinned(rank: int, group, place: Place, case: dict) -> int:
@@ -25,8 +26,8 @@ def of(case: dict) -> dict:
 @one_and_two_ranks
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bytes_pinned_are_the_plans(ranks, P, case):
-    planned = schedule(MODEL, P=P, **of(case)).arena_bytes("host") + 2 * GUARD_BYTES
-    assert ranks(P).run(pinned, CUDNN, of(case)) == [planned] * P
+    s = schedule(MODEL, P=P, **of(case))
+    assert ranks(P).run(pinned, CUDNN, of(case)) == [s.arena_bytes("host") + 2 * GUARD_BYTES + s.handed_bytes] * P
 
 
 @one_and_two_ranks

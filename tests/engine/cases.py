@@ -90,13 +90,33 @@ def run_block(program: Program, rank: int, group, inputs: dict[str, torch.Tensor
     with torch.no_grad():
         for name in block.names:
             block.get_parameter(name).copy_(inputs[name])
-    x_TC = mine(inputs["x"]).requires_grad_()
-    y_TC = block(x_TC)
-    y_TC.backward(mine(inputs["dy"]))
-    found = {"y": whole(y_TC.detach(), s, group)[:seq], "dx": whole(x_TC.grad, s, group)[:seq]}
+    x_TC, dy_TC = mine(inputs["x"]), mine(inputs["dy"])
+    y_TC, dx_TC = (through_host if s.hidden == "host" else through)(program, block, x_TC, dy_TC)
+    found = {"y": whole(y_TC, s, group)[:seq], "dx": whole(dx_TC, s, group)[:seq]}
     for name in block.names:
         found[f"d{name}"] = summed(block.get_parameter(name).grad, group)
     return {name: t.float() for name, t in found.items()}
+
+
+def through(program: Program, block: Block, x_TC: torch.Tensor, dy_TC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """y and dx of a block."""
+    y_TC = block(x_TC.requires_grad_())
+    y_TC.backward(dy_TC)
+    return y_TC.detach(), x_TC.grad
+
+
+def through_host(program: Program, block: Block, x_TC: torch.Tensor, dy_TC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same where hidden states lie on the host: put there and read there by hand."""
+    chain, ticket = program.chain, program.chain.ticket().requires_grad_()
+    program.backend.settle()
+    chain.hidden_TC[0].copy_(x_TC)
+    on = block(ticket)
+    program.backend.settle()
+    y_TC = chain.hidden_TC[1].clone()
+    chain.gradient_TC.copy_(dy_TC)
+    on.backward(torch.ones_like(on))
+    program.backend.settle()
+    return y_TC.to(x_TC.device), chain.gradient_TC.to(x_TC.device, copy=True)
 
 
 def whole(x_TC: torch.Tensor, s: Schedule, group) -> torch.Tensor:

@@ -105,11 +105,11 @@ def count_copies(program: Program) -> dict[str, int]:
     """Bytes that the backend is really given to copy, by direction, filled in as they are."""
     counted = {"h2d": 0, "d2h": 0}
     copy = program.runtime.copy
-    host = program.arenas._inner["host"]
-    low, high = host.data_ptr(), host.data_ptr() + host.numel()
+    host = [program.arenas._inner["host"]] + ([program.chain.memory] if program.schedule.hidden == "host" else [])
+    ends = [(t.data_ptr(), t.data_ptr() + t.numel()) for t in host]
 
     def counting(to: torch.Tensor, source: torch.Tensor) -> None:
-        outward, inward = (low <= t.data_ptr() < high for t in (to, source))
+        outward, inward = (any(low <= t.data_ptr() < high for low, high in ends) for t in (to, source))
         assert outward != inward, "a copy has one end on the host"
         counted["d2h" if outward else "h2d"] += to.numel() * to.element_size()
         copy(to, source)

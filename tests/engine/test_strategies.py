@@ -46,10 +46,10 @@ def test_bits_depend_on_the_order_of_sums_alone(model, order):
     """Saving or recomputing, host or HBM, slots kept or not, space reused or not: the same bits."""
     inputs, first = block_inputs(MODELS[model], SEQ, "bf16", 0), None
     for save in SAVES:
-        for offload, accum, skip, slack in ((True, "hbm", False, 0), (False, "hbm", False, 0), (True, "host", True, 4)):
-            s = schedule(MODELS[model], SEQ, CHUNKS[5], 1, "bf16", offload, reuse=slack > 0, save=save, order=order, accum=accum, skip_resident=skip, reuse_slack=slack)
+        for offload, accum, skip, slack, hidden in ((True, "hbm", False, 0, "hbm"), (False, "hbm", False, 0, "hbm"), (True, "host", True, 4, "hbm"), (True, "host", True, 4, "host"), (True, "hbm", False, 0, "host")):
+            s = schedule(MODELS[model], SEQ, CHUNKS[5], 1, "bf16", offload, reuse=slack > 0, save=save, order=order, accum=accum, skip_resident=skip, reuse_slack=slack, hidden=hidden)
             with running(s) as program:
                 found = run_block(program, 0, None, inputs)
             first = first or found
             for name in first:
-                assert torch.equal(found[name], first[name]), (save, offload, accum, name)
+                assert torch.equal(found[name], first[name]), (save, offload, accum, hidden, name)

@@ -29,6 +29,9 @@ STREAM = dict.fromkeys(("qkv", "attn", "proj", "ffn", "ce", "ffn_bwd", "proj_bwd
     "a2a": "comm", "offload": "d2h", "reload": "h2d", "sync": "host"}
 
 
+GRADIENT = "gradient on the host"
+
+
 class Harm(Exception):
     """Why a schedule is harmful."""
 
@@ -199,6 +202,10 @@ class Oracle:
         b = self.base.regions[region].buffers.get(name) or self.base.saved[name]
         if b.life == "argument":
             tensor, _, rest = name.partition("[")
+            if name[-5:] == "@host" and tensor in ("x", "y"):  # a hidden state has its place in every step
+                return [("hidden on the host", layer + (tensor == "y" or region == "loss"), rest)]
+            if name[-5:] == "@host" and tensor in ("dx", "dy"):  # and there is one gradient
+                return [(GRADIENT, rest)]
             if tensor == "y" or (tensor == "x" and region == "loss"):
                 return [("hidden", step, layer + 1, rest)]
             if tensor == "x":
@@ -246,6 +253,8 @@ class Oracle:
             owed = {b.name: self._given(b.name, region) for b in self.base.regions[region].buffers.values() if b.life == "argument"}
             for tensor in schedule.require.get(region, ()):
                 owed |= self._owed(tensor, region)
+            gone = "dx[" if region == "loss" and "bwd" in self.base.regions else "dy["  # on the host, the last dx lies there
+            owed = {name: value for name, value in owed.items() if name[:3] != gone or name[-5:] != "@host"}
             for name, want in owed.items():
                 if want and load(memory, pieces(name)) != want:
                     raise Harm(f"{region} ends with {name} = {load(memory, pieces(name))}")
@@ -256,17 +265,18 @@ class Oracle:
         tok = "tok" if self.base.P > 1 else "head"
         if tensor in ("x", "dy", "label"):
             kind = {"x": "hid1" if region == "loss" else "hid0", "dy": "grad1", "label": "label"}[tensor]
-            return (kind, int(rest[:-1]), frozenset(("q", "kv")) if tensor == "dy" else frozenset(), tok)
+            return (kind, int(rest.split("]")[0]), frozenset(("q", "kv")) if tensor == "dy" else frozenset(), tok)
         if any(tensor in names for names in self.weights.values()):
             return (tensor, None, frozenset(), "whole")
         return None
 
     def _owed(self, tensor, region):
         every, tok = range(len(self.lengths)), "tok" if self.base.P > 1 else "head"
+        at = "@host" if "x[0]@host" in self.base.regions[region].buffers or "dx[0]@host" in self.base.regions[region].buffers else ""
         if tensor == "y":
-            return {f"y[{i}]": ("hid1", i, frozenset(), tok) for i in every}
+            return {f"y[{i}]{at}": ("hid1", i, frozenset(), tok) for i in every}
         if tensor == "dx":
-            return {f"dx[{i}]": ("grad1" if region == "loss" else "grad0", i, frozenset(("q", "kv")), tok) for i in every}
+            return {f"dx[{i}]{at}": ("grad1" if region == "loss" else "grad0", i, frozenset(("q", "kv")), tok) for i in every}
         parts = ("q", "kv") if tensor in ("dnorm1", "dbnorm1") else ("",)
         return {tensor: (tensor, None, frozenset((part, i) for part in parts for i in every), "whole")}
 
@@ -339,6 +349,8 @@ def load(memory, pieces, reader=None):
     if not found or any(memory.get(p, (None,))[0] != found[0] for p in pieces):
         return None
     if reader and pieces[0][0] in ("hbm", "host") and pieces[0][1] == -1 and found[2] != reader:
+        return None
+    if reader and pieces[0][0] == GRADIENT and found[2] and found[2][0] == reader[0] and found[2][1] != reader[1]:  # dy, where dx is by now
         return None
     return found[1]
 

@@ -84,6 +84,16 @@ def test_external_work_by_hand():
     assert ext.gather == {"fwd": block, "loss": round((256 * 256 + 256) * 2 // 2 / 100), "bwd": block}
     assert ext.reduce == {k: v for k, v in ext.gather.items() if k != "fwd"}
     assert ext.optimizer == round(m.params // 2 * 30 / 10)
+    assert ext.embed_bwd == 0
     assert externals(PLAIN, schedule, zero=0).final == round(m.params * 2 // 2 * 2 / 100)
     assert externals(PLAIN, schedule, zero=0).gather == {}
     assert moved_bytes(schedule, 0)["ext_embed"] == 2 * 2048 * 256 * 2
+
+
+def test_an_embedding_on_the_host_is_copied_out_and_its_gradient_back():
+    """S = 5000 at P = 1: three copies, the last one short."""
+    m = model("demo")
+    near, far = (externals(PLAIN, build(m, Strategy(chunk=2048, hidden=hidden), 5000), zero=0) for hidden in ("hbm", "host"))
+    copies = [n * 256 * 2 for n in (2048, 2048, 904)]
+    assert far.embed - near.embed == sum(round(size / PLAIN["d2h_GBps"]) for size in copies)
+    assert (near.embed_bwd, far.embed_bwd) == (0, sum(round(size / PLAIN["h2d_GBps"]) for size in copies))

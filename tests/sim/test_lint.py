@@ -28,6 +28,8 @@ CONFIGS = {
     "P2-gpt-kv-outer-input": (GPT, Strategy(sp=2, chunk=48, save="input", order="kv-outer", accum="host")),
     "P1-query-down-o-alternating": (MHA, Strategy(chunk=48, save="o", order="query-down", rows="alternating", skip_resident=True, accum="host")),
     "P2-gpt-all-slack": (GPT, Strategy(sp=2, chunk=48, save="all", order="query-down", reuse_slack=4)),
+    "P2-hidden-host": (GQA, Strategy(sp=2, chunk=48, hidden="host", accum="host")),
+    "P1-gpt-hidden-host-kv-outer": (GPT, Strategy(chunk=48, hidden="host", save="o", order="kv-outer", reuse_slack=4)),
 }
 SEQ = 5 * 32 - 6  # u = 5, the last chunk short
 each = pytest.mark.parametrize("config", CONFIGS)
@@ -99,7 +101,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("config", [*list(CONFIGS)[:4], "P2-gpt-all-slack"])
+@pytest.mark.parametrize("config", [*list(CONFIGS)[:4], "P2-gpt-all-slack", "P2-hidden-host"])
 def test_mutations(config, kind):
     schedule = made(config)
     counts = agree(Oracle(schedule, most=2), KINDS[kind](schedule))

@@ -13,7 +13,8 @@ from sim.simulate import simulate
 from sim.strategy import Strategy
 
 A100 = machine("a100-80g-sxm")
-SETTINGS = ({}, {"offload": False}, {"save": "all", "order": "kv-outer"}, {"save": "input", "accum": "host"}, {"host_sync": "region"})
+SETTINGS = ({}, {"offload": False}, {"save": "all", "order": "kv-outer"}, {"save": "input", "accum": "host"}, {"host_sync": "region"},
+            {"hidden": "host"}, {"hidden": "host", "accum": "host", "order": "kv-outer"})
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

@@ -16,7 +16,7 @@ from sim.strategy import Strategy
 from sim.waits import add_waits
 
 STRATEGIES = st.builds(
-    Strategy, sp=st.sampled_from((1, 2)), chunk=st.sampled_from((8, 10, 16, 30)), prefetch=st.integers(1, 4),
+    lambda hidden, **fields: Strategy(**fields, hidden=hidden if fields["offload"] else "hbm"), hidden=st.sampled_from(("hbm", "host")), sp=st.sampled_from((1, 2)), chunk=st.sampled_from((8, 10, 16, 30)), prefetch=st.integers(1, 4),
     offload=st.booleans(), save=st.sampled_from(("all", "qkvo", "o", "input")), order=st.sampled_from(("query-up", "query-down", "kv-outer")),
     accum=st.sampled_from(("hbm", "host")), rows=st.sampled_from(("ascending", "alternating")), skip_resident=st.booleans(), ffn_sub=st.integers(1, 3), host_sync=st.sampled_from(("none", "region")),
 )

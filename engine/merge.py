@@ -15,10 +15,3 @@ def merge(acc_SHD: torch.Tensor, lse_HS: torch.Tensor, part_SHD: torch.Tensor, p
     weight = torch.sigmoid(part_lse_HS - lse_HS).transpose(0, 1).unsqueeze(-1)
     out_SHD.copy_(acc_SHD + weight * (part_SHD.float() - acc_SHD))
     out_lse_HS.copy_(torch.logaddexp(lse_HS, part_lse_HS))
-
-
-@fused
-def keep(part_SHD: torch.Tensor, part_lse_HS: torch.Tensor, out_SHD: torch.Tensor, out_lse_HS: torch.Tensor) -> None:
-    """The first part of a row: nothing to merge with."""
-    out_SHD.copy_(part_SHD)
-    out_lse_HS.copy_(part_lse_HS)

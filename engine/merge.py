@@ -13,5 +13,8 @@ def merge(acc_SHD: torch.Tensor, lse_HS: torch.Tensor, part_SHD: torch.Tensor, p
     The weight of the part is sigmoid(part_lse - lse), which neither overflows nor cancels.
     """
     weight = torch.sigmoid(part_lse_HS - lse_HS).transpose(0, 1).unsqueeze(-1)
-    out_SHD.copy_(acc_SHD + weight * (part_SHD.float() - acc_SHD))
+    if out_SHD.is_cuda or out_SHD.dtype != acc_SHD.dtype:
+        out_SHD.copy_(acc_SHD + weight * (part_SHD.float() - acc_SHD))
+    else:  # the same in one pass, which on a GPU fusing makes it anyway
+        torch.lerp(acc_SHD, part_SHD.to(acc_SHD.dtype), weight, out=out_SHD)
     out_lse_HS.copy_(torch.logaddexp(lse_HS, part_lse_HS))

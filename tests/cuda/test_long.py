@@ -1,4 +1,5 @@
-"""A tensor past 2^31 elements: q of the first chunk has 132096 x 128 x 128. Right against fp64, where 16 rows have queries."""
+"""A tensor past 2^31 elements: q of the first chunk has 132096 x 128 x 128. Right against fp64, where 16 rows have queries, or refused
+(cuDNN's dx through keys was off by 9%)."""
 from __future__ import annotations
 
 from functools import cache
@@ -6,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 
+from engine.kernels import cudnn
 from sim.model import Model
 from tests.cuda.places import DEVICE, KERNELS, every_kernel
 from tests.engine.cases import Place, block_inputs, run_block, running, schedule
@@ -16,6 +18,8 @@ MODEL = Model("long", "llama", 1, 256, 128, 8, 128, 256, 8)
 SEQ, CHUNK = (136192, 132096) if DEVICE == "cuda" else (272, 264)
 ROWS = sorted({CHUNK - 1, CHUNK, SEQ - 1, *(7 + k * SEQ // 13 for k in range(13))})
 """Some of each chunk, the last of each among them."""
+WITHIN_S = 300
+"""Indices of 64 bits are compiled anew."""
 
 
 def inputs() -> dict[str, torch.Tensor]:
@@ -38,8 +42,10 @@ def off(rank: int, group, place: Place, chunk: int, offload: bool) -> dict[str, 
 @every_kernel
 def test_error_is_at_most_twice_that_of_one_piece(ranks, note, kernel):
     assert DEVICE == "cpu" or CHUNK * MODEL.q_dim > 2**31
-    one, = ranks(1).run(off, KERNELS[kernel], SEQ, False)
-    found = [ranks(1).run(off, KERNELS[kernel], CHUNK, offload)[0] for offload in (True, False)]
+    if cudnn.refuses(MODEL, "bf16", (9, 0), CHUNK * MODEL.q_dim) and KERNELS[kernel].kernel == "cudnn":
+        return
+    one, = ranks(1).run(off, KERNELS[kernel], SEQ, False, within_s=WITHIN_S)
+    found = [ranks(1).run(off, KERNELS[kernel], CHUNK, offload, within_s=WITHIN_S)[0] for offload in (True, False)]
     note("error of one long piece", max(one.values()))
     note("long error over one piece's", max(each[name] / one[name] for each in found for name in one))
     check(found, [one, one], "bf16")

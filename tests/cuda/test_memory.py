@@ -14,7 +14,7 @@ CASES = [{}, {"offload": False}, {"prefetch": 1, "save": "all"}, {"save": "input
 def pinned(rank: int, group, place: Place, case: dict) -> int:
     """Bytes registered with the driver."""
     with running(schedule(MODEL, P=group.size() if group else 1, **case), rank, group, place) as program:
-        return sum(memory.numel() for memory in program.backend._pinned)
+        return sum(memory.tensor.numel() for memory in program.backend._pinned)
 
 
 def of(case: dict) -> dict:

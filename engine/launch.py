@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from engine.merge import keep, merge
+from engine.kernels.choose import Pair
+from engine.merge import merge
 from engine.pointwise import (
     ACTIVATION, ACTIVATION_BWD, NORM, NORM_BWD, add_attn_grads, add_columns, angles, cross_entropy, rope_kv, rope_kv_bwd, rope_q, rope_q_bwd,
 )
@@ -30,7 +31,7 @@ class Runtime:
     model: Model
     P: int
     rank: int
-    kernel: ModuleType
+    kernel: ModuleType | Pair
     group: dist.ProcessGroup | None
     copy: object
     """backend.copy."""
@@ -91,11 +92,15 @@ def copy(rt, op, reads, writes):
 
 
 def attn(rt, op, reads, writes):
-    part, lse = rt.kernel.forward(reads[0], reads[1], bool(op.args.get("causal")))
-    if len(reads) > 2:
-        merge(reads[2], reads[3], part, lse, *writes)
-    else:
-        keep(part, lse, *writes)
+    q, kv, *row = reads
+    fits = not row and writes[0].dtype == q.dtype
+    part, lse = rt.kernel.forward(q, kv, bool(op.args.get("causal")), writes[0] if fits else None, None if row else writes[1])
+    if row:
+        merge(*row, part, lse, *writes)
+        return
+    for to, found in zip(writes, (part, lse)):
+        if found is not to:
+            to.copy_(found)
 
 
 def proj(rt, op, reads, writes):

@@ -18,10 +18,3 @@ def merge(acc_SHD: torch.Tensor, lse_HS: torch.Tensor, part_SHD: torch.Tensor, p
     else:  # the same in one pass, which on a GPU fusing makes it anyway
         torch.lerp(acc_SHD, part_SHD.to(acc_SHD.dtype), weight, out=out_SHD)
     out_lse_HS.copy_(torch.logaddexp(lse_HS, part_lse_HS))
-
-
-@fused
-def keep(part_SHD: torch.Tensor, part_lse_HS: torch.Tensor, out_SHD: torch.Tensor, out_lse_HS: torch.Tensor) -> None:
-    """The first part of a row: nothing to merge with."""
-    out_SHD.copy_(part_SHD)
-    out_lse_HS.copy_(part_lse_HS)

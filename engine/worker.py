@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from engine.kernels.choose import choose
+from engine.kernels.choose import choose, usable
 from engine.pulse import START_S, TIMEOUT_S, Pulse
 from engine.stop import leave, stops
 from engine.world import world
@@ -65,7 +65,7 @@ class Run:
     copied_bytes: dict[str, int] = field(default_factory=dict)
     """Per step, by direction."""
     kernel: str = ""
-    """The attention kernel that was used (sim.kernels)."""
+    """The attention kernel that was used, or the two (sim.kernels)."""
     guards_intact: bool = True
     rss_bytes: int = 0
     """Peak resident memory of the process."""
@@ -89,7 +89,7 @@ class Session:
         schedule = text.parse(job.schedule)
         self.seq = schedule.seq
         self._data = stdlib_bytes(job.steps * self.seq)
-        self._backend, kernel = backend(job, schedule, rank, pin)
+        self._backend, kernel = backend(job, schedule, rank, pin, group)
         try:
             self.program = Program(schedule, self._backend, kernel, rank, group)
             self.trainer = Trainer(self.program, job.seed, job.lr, job.zero, job.clip)
@@ -154,20 +154,22 @@ def placement(rank: int, world: int) -> dict[str, set[int]]:
     return {"compute": {CORES[0]}} | dict.fromkeys(("comm", "h2d", "d2h", "host"), set(CORES[1:]))
 
 
-def backend(job: Job, schedule: Schedule, rank: int, pin: Callable[[int, int], None] = lambda done, total: None):
+def backend(job: Job, schedule: Schedule, rank: int, pin: Callable[[int, int], None] = lambda done, total: None, group=None):
     """(backend, attention kernel) of this rank. Raises UserError where the node has too few GPUs, or ones that no kernel runs on."""
+    model, dtype, P = schedule.model, schedule.dtype, schedule.P
     if job.device == "cpu":
         from engine.backend.cpu import CpuBackend
 
-        return CpuBackend(placement(rank, schedule.P), job.link_GBps), choose(schedule.model, schedule.dtype, None)
+        return CpuBackend(placement(rank, P), job.link_GBps), usable(model, dtype, None)[0]
     import torch
 
     from engine.backend.cuda import CudaBackend
 
     here = world()
     check_gpus(here.local_size)
-    queries = schedule.chunk * schedule.model.q_dim // schedule.P
-    kernel = choose(schedule.model, schedule.dtype, torch.cuda.get_device_capability(here.local_rank), queries)
+    kernels = usable(model, dtype, torch.cuda.get_device_capability(here.local_rank), schedule.chunk * model.q_dim // P)
+    torch.cuda.set_device(here.local_rank)
+    kernel = choose(kernels, model, P, group)
     return CudaBackend(here.local_rank, pin), kernel
 
 

@@ -62,6 +62,19 @@ def machines(name: Annotated[Optional[str], typer.Argument(help="One machine, wi
 
 
 @app.command()
+def kernels(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that `fpdt models` lists.")] = "llama3-8b", gpus: Gpus = None, dtype: Dtype = "bf16",
+) -> None:
+    """Lists the attention kernels: what is installed, how fast it is here, which is used for what, and why."""
+    shapes, strategy = chosen(model, gpus, None, None, [], None)
+    strategy.check(shapes, strategy.chunk)
+    dtype = one_of_dtypes(dtype)
+    from experiments.kernels import kernels_command
+
+    kernels_command(shapes, strategy.sp, dtype)
+
+
+@app.command()
 def simulate(
     model: ModelName, seq: Seq, machine: MachineName, gpus: Gpus = None, chunk: Chunk = None, layers: Layers = None,
     settings: Settings = [], offload: Offload = None, dtype: Dtype = "bf16",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sim.errors import UserError, unknown
 from sim.files import write
-from sim.kernels import KERNELS
+from sim.kernels import KERNELS, parted
 
 NUMBERS = {
     "peak_TFLOPS": ("positive", "what MFU is a share of"),
@@ -68,8 +68,9 @@ class Machine:
         for name in TEXTS:
             if not isinstance(self._entry(name, "x").get("value"), str):
                 raise UserError(f"{self.where}: {name} must be words; try \"{name}\": {{\"value\": \"published dense bf16\", \"source\": \"...\"}}")
-        if self.kernel and self.kernel not in KERNELS:
-            raise unknown(f"kernel in {self.where}:", self.kernel, KERNELS)
+        for name in parted(self.kernel) if self.kernel else ():
+            if name not in KERNELS:
+                raise unknown(f"kernel in {self.where}:", name, KERNELS)
         for table in ("numbers", "fits", "slowdown"):
             for name, entry in _entries(self.where, table, getattr(self, table)):
                 if not isinstance(entry.get("source", ""), str):
@@ -100,7 +101,7 @@ class Machine:
 
     @property
     def kernel(self) -> str:
-        """Name of the attention kernel that was measured (sim.kernels); empty if none was."""
+        """Name of the attention kernel that was measured, or of the two (sim.kernels); empty if none was."""
         return self.numbers.get("kernel", {}).get("value", "")
 
     @property

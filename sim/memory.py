@@ -17,7 +17,7 @@ import numpy as np
 
 from sim.externals import STATE_BYTES, region_params
 from sim.layout import ITEM
-from sim.ops import KINDS
+from sim.ops import KINDS, alike
 from sim.schedule import SPACES, Schedule
 from sim.strategy import Strategy
 from sim.timeline import Timeline
@@ -139,7 +139,7 @@ def _workspace(schedule: Schedule, when: _When, kernel: str) -> Lives:
     for name, region in schedule.regions.items():
         for k, op in enumerate(region.ops, when.base[name]):
             if op.stream == "compute":
-                key = (op.kind, *op.args.values()) if "at" not in op.args else (op.kind, op.args["n"])
+                key = alike(op, schedule)
                 if key not in cache:
                     cache[key] = KINDS[op.kind].workspace(op, schedule, kernel)
                 size.append(cache[key])

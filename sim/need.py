@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sim.externals import STATE_BYTES, region_params
 from sim.layout import ITEM
-from sim.ops import KINDS
+from sim.ops import KINDS, alike
 from sim.schedule import SPACES, Schedule
 
 
@@ -47,7 +47,7 @@ def workspace(schedule: Schedule, region: str) -> int:
     seen = {}
     for op in schedule.regions[region].ops:
         if op.stream == "compute":
-            same = op.kind, *(v for k, v in op.args.items() if k != "at"), len(op.reads), len(op.writes)
+            same = alike(op, schedule)
             if same not in seen:
                 seen[same] = KINDS[op.kind].workspace(op, schedule)
     return max(seen.values(), default=0)

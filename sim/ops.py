@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from sim.errors import UserError
-from sim.kernels import KERNELS, TYPICAL, Shape
+from sim.kernels import KERNELS, TYPICAL, Shape, parted
 from sim.layout import ITEM
 from sim.model import Model, groups
 from sim.schedule import HANDED, Op, Schedule, chunk_of
@@ -461,9 +461,20 @@ def saves_up(op: Op, s: Schedule) -> bool:
 
 def _attn_scratch(op: Op, s: Schedule, kernel: str = TYPICAL) -> int:
     m, (q, kv) = s.model, (op.args["q"], op.args["kv"])
-    shape = Shape(q, kv, m.heads // s.P, max(1, m.kv_heads // s.P), m.head_dim, ITEM[s.dtype])
-    known = KERNELS[kernel or TYPICAL]
-    return (known.backward if op.kind == "attn_bwd" else known.forward)(shape)
+    forward, backward = parted(kernel or TYPICAL)
+    shape = Shape(q, kv, m.heads // s.P, max(1, m.kv_heads // s.P), m.head_dim, ITEM[s.dtype], *_given_room(op, s))
+    return KERNELS[backward].backward(shape) if op.kind == "attn_bwd" else KERNELS[forward].forward(shape)
+
+
+def _given_room(op: Op, s: Schedule) -> tuple[bool, bool]:
+    """Whether attention's (lse, output) may be written where they belong, not merged with what is there nor kept in another dtype."""
+    first = op.kind == "attn" and len(op.reads) == 2
+    return first, first and s.buffer(op.id.split(".", 1)[0], op.writes[0]).dtype == s.dtype
+
+
+def alike(op: Op, s: Schedule) -> tuple:
+    """Equal for ops that take the same workspace."""
+    return op.kind, *(v for k, v in op.args.items() if k != "at"), len(op.reads), len(op.writes), *_given_room(op, s)
 
 
 def _ce_scratch(op: Op, s: Schedule, kernel: str = "") -> int:

@@ -10,6 +10,7 @@ import torch
 from sim.model import Model
 
 NAME = "torch CPU flash"
+PACKAGE, MODULE = "torch", "torch"
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -29,8 +30,8 @@ def _spread(x_SKD: torch.Tensor, heads: int) -> torch.Tensor:
     return x_SKD.expand(-1, heads, -1) if K == 1 else x_SKD.repeat_interleave(heads // K, dim=1) if K < heads else x_SKD
 
 
-def forward(q_SHD: torch.Tensor, kv_T2KD: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out [S, H, D] in q's dtype, lse [H, S] fp32), scale 1/sqrt(D)."""
+def forward(q_SHD: torch.Tensor, kv_T2KD: torch.Tensor, causal: bool, out_SHD=None, lse_HS=None) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out [S, H, D] in q's dtype, lse [H, S] fp32) of its own, scale 1/sqrt(D)."""
     k, v = (_batched(kv_T2KD[:, c]) for c in (0, 1))
     out, lse = _forward(_batched(q_SHD), k, v, 0.0, causal)
     return out[0].transpose(0, 1), lse[0]

@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import torch
 
+from engine.kernels.limits import over
 from sim.model import Model
 
 NAME = "cuDNN"
+PACKAGE, MODULE = "torch", "torch"
 MOST_HEAD_DIM = 128
 """Backward's; forward alone would take 256 on Hopper."""
 MOST_ELEMENTS = 1 << 31
@@ -14,12 +16,8 @@ MOST_ELEMENTS = 1 << 31
 
 def refuses(model: Model, dtype: str, capability: tuple[int, int] | None, elements: int = 0) -> str | None:
     """Why it cannot run these shapes, whose largest tensor has so many elements, on a device of this compute capability, or None."""
-    if capability is None or capability < (8, 0):
-        return "needs a GPU of compute capability 8.0 or more"
-    if dtype != "bf16":
-        return f"takes no {dtype}; use --dtype bf16"
-    if model.head_dim % 8 or model.head_dim > MOST_HEAD_DIM:
-        return f"takes a head_dim that is a multiple of 8 and at most {MOST_HEAD_DIM}, not {model.head_dim}"
+    if reason := over(model, dtype, capability, MOST_HEAD_DIM):
+        return reason
     if elements >= MOST_ELEMENTS:
         return f"gives wrong gradients of keys from {MOST_ELEMENTS} elements a tensor on, and a chunk's queries have {elements}; use a smaller --chunk"
     return None
@@ -29,8 +27,8 @@ def _batched(x_SHD: torch.Tensor) -> torch.Tensor:
     return x_SHD.transpose(0, 1).unsqueeze(0)
 
 
-def forward(q_SHD, kv_T2KD, causal: bool):
-    """(out [S, H, D], lse [H, S] fp32), scale 1/sqrt(D)."""
+def forward(q_SHD, kv_T2KD, causal: bool, out_SHD=None, lse_HS=None):
+    """(out [S, H, D], lse [H, S] fp32) of its own, scale 1/sqrt(D)."""
     k, v = (_batched(kv_T2KD[:, c]) for c in (0, 1))
     found = torch.ops.aten._scaled_dot_product_cudnn_attention(_batched(q_SHD), k, v, None, True, 0.0, causal, False)
     return found[0][0].transpose(0, 1), found[1].view(q_SHD.shape[1], q_SHD.shape[0])

@@ -4,26 +4,22 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.cpu_flash import _batched, _spread
+from engine.kernels.limits import over
 from sim.model import Model
 
 NAME = "torch flash (FA2)"
+PACKAGE, MODULE = "torch", "torch"
 MOST_HEAD_DIM = 192
 """Backward's on every such GPU; some take 256."""
 
 
 def refuses(model: Model, dtype: str, capability: tuple[int, int] | None, elements: int = 0) -> str | None:
     """Why it cannot run these shapes, whose largest tensor has so many elements, on a device of this compute capability, or None."""
-    if capability is None or capability < (8, 0):
-        return "needs a GPU of compute capability 8.0 or more"
-    if dtype != "bf16":
-        return f"takes no {dtype}; use --dtype bf16"
-    if model.head_dim % 8 or model.head_dim > MOST_HEAD_DIM:
-        return f"takes a head_dim that is a multiple of 8 and at most {MOST_HEAD_DIM}, not {model.head_dim}"
-    return None
+    return over(model, dtype, capability, MOST_HEAD_DIM)
 
 
-def forward(q_SHD, kv_T2KD, causal: bool):
-    """(out [S, H, D], lse [H, S] fp32), scale 1/sqrt(D)."""
+def forward(q_SHD, kv_T2KD, causal: bool, out_SHD=None, lse_HS=None):
+    """(out [S, H, D], lse [H, S] fp32) of its own, scale 1/sqrt(D)."""
     k, v = (_batched(_spread(kv_T2KD[:, c], q_SHD.shape[1])) for c in (0, 1))
     found = torch.ops.aten._scaled_dot_product_flash_attention(_batched(q_SHD), k, v, 0.0, causal, False)
     return found[0][0].transpose(0, 1), found[1][0]

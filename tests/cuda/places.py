@@ -3,21 +3,34 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from importlib import import_module
 
 import pytest
 import torch
 
+from engine.kernels.choose import refusal
 from tests.engine.cases import CPU, Place, tiny
 
 DEVICE = os.environ.get("CUDA_TESTS_DEVICE", "cuda")
+MODEL = tiny(4, 2, 64, layers=2)
+
+
+def _runs(name: str) -> bool:
+    """Whether an adapter can be used on this GPU."""
+    return torch.cuda.is_available() and refusal(import_module(f"engine.kernels.{name}"), MODEL, "bf16", torch.cuda.get_device_capability()) is None
+
+
 CUDNN, FLASH = (Place("cuda", "cudnn"), Place("cuda", "torch_flash")) if DEVICE == "cuda" else (CPU, CPU)
-KERNELS = {"cudnn": CUDNN, "torch_flash": FLASH}
+OWN = ("flash_attn_4", "flash_attn_3", "flash_attn_2")
+"""Kernels with a package of their own."""
+KERNELS = {"cudnn": CUDNN, "torch_flash": FLASH} | {name: Place("cuda", name) for name in OWN if DEVICE == "cuda" and _runs(name)}
+EACH = [pytest.param(name, marks=pytest.mark.skipif(name not in KERNELS, reason="not installed, or not for this GPU")) for name in ("cudnn", "torch_flash", *OWN)]
+every_kernel = pytest.mark.parametrize("kernel", EACH)
 one_and_two_ranks = pytest.mark.parametrize("P", (1, 2), ids="P{}".format)
 needs_cuda = pytest.mark.skipif(DEVICE != "cuda", reason="asks CUDA itself, so there is no rehearsal")
 
 SEQ, CHUNK = 272, 56
 """Five chunks, the last one short; multiples of 8."""
-MODEL = tiny(4, 2, 64, layers=2)
 
 
 @contextmanager

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cuda.places import CHUNK, KERNELS, SEQ, one_and_two_ranks
+from tests.cuda.places import CHUNK, KERNELS, SEQ, every_kernel, one_and_two_ranks
 from tests.engine.cases import Place
 from tests.engine.numerics import base, check, measure
 from tests.engine.test_strategies import MODELS, ORDERS, SAVES, WAYS
@@ -18,7 +18,7 @@ def one_piece(rank: int, group, model: str, place: Place):
 @pytest.mark.parametrize("save", SAVES)
 @one_and_two_ranks
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("kernel", KERNELS)
+@every_kernel
 def test_error_is_at_most_twice_that_of_one_piece(ranks, note, kernel, model, P, save, order):
     one, = ranks(1).run(one_piece, model, KERNELS[kernel])
     found = [each for offload, way in WAYS.items() for each in ranks(P).run(

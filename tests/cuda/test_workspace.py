@@ -6,7 +6,7 @@ import pytest
 from engine.text import stdlib_bytes
 from engine.train import Trainer
 from sim.model import model
-from tests.cuda.places import CUDNN, needs_cuda
+from tests.cuda.places import EACH, KERNELS, needs_cuda
 from tests.engine.cases import Place, running, schedule
 from tests.engine.hooks import workspaces
 
@@ -26,9 +26,9 @@ def taken(rank: int, group, place: Place) -> dict[str, tuple[int, int]]:
         return found
 
 
-@pytest.fixture(scope="module")
-def found(ranks) -> dict[str, tuple[int, int]]:
-    return ranks(1).run(taken, CUDNN)[0]
+@pytest.fixture(scope="module", params=EACH)
+def found(ranks, request) -> dict[str, tuple[int, int]]:
+    return ranks(1).run(taken, KERNELS[request.param])[0]
 
 
 def test_no_op_takes_more_than_it_declares(found, note):

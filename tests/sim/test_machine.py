@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -36,6 +37,13 @@ def test_saving_and_loading_gives_the_same_machine(tmp_path):
     assert [f.name for f in tmp_path.iterdir()] == ["cpu.json"]
 
 
+@pytest.mark.parametrize("kernel", ("cuDNN", "cuDNN forward, flash-attn-4 backward"))
+def test_a_machine_names_the_kernels_it_was_measured_with(tmp_path, kernel):
+    m = tiny_machine()
+    replace(m, numbers=m.numbers | {"kernel": {"value": kernel, "source": "measured: today"}}).save(tmp_path / "m.json")
+    assert load(tmp_path / "m.json").kernel == kernel
+
+
 def test_a_user_may_override_capacities():
     m = machine("a100-80g-sxm").override(hbm_bytes=1 << 30)
     assert (m["hbm_bytes"], m.source("hbm_bytes")) == (1 << 30, "given by user")
@@ -65,6 +73,7 @@ BROKEN = [
     (("fits", "qkv", "fixed_ns"), -7, 'm.json: fits.qkv.fixed_ns=-7 must not be negative; try "fixed_ns": 0'),
     (("slowdown", "compute|pcie"), {}, "unknown stream in m.json: slowdown 'compute|pcie': 'pcie'; closest: comm, compute, d2h, h2d"),
     (("slowdown", "compute|h2d"), {"h2d": 1}, 'm.json: slowdown.compute|h2d.compute is missing; try "compute": 1'),
+    (("numbers", "kernel"), {"value": "cuDNN forward, cudn backward", "source": "measured: today"}, "unknown kernel in m.json: 'cudn'; closest: cuDNN"),
     (("kind",), "tpu", 'm.json: kind \'tpu\' must be cuda or cpu; try "kind": "cuda"'),
     (("numbers",), DELETE, 'm.json: "numbers" is missing; a machine has name, kind and numbers, copy a preset'),
 ]

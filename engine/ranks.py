@@ -67,11 +67,16 @@ class Ranks:
 
 
 def start(training: Training, P: int, hear: Callable[[str], None], pin: Pin = lambda done, total: None) -> None:
-    """A training on P new ranks; `hear` gets each line of rank 0, `pin` what Ranks.do says. Raises as that does."""
+    """A training on P new ranks, as `run` says."""
+    run("engine.serve", asdict(training), P, training.job.device, hear, pin)
+
+
+def run(module: str, job: dict, P: int, device: str, hear: Callable[[str], None], pin: Pin = lambda done, total: None) -> None:
+    """A module that is given (file of the job, device) on P new ranks; `hear` gets each line of rank 0, `pin` what Ranks.do says. Raises as that does."""
     with tempfile.TemporaryDirectory() as folder:
-        job = Path(folder, "job.json")
-        job.write_text(json.dumps(asdict(training)))
-        workers = _Workers(job, P, training.job.device, Path(folder, "errors.txt"))
+        path = Path(folder, "job.json")
+        path.write_text(json.dumps(job))
+        workers = _Workers(path, P, device, Path(folder, "errors.txt"), module)
         try:
             for line in workers.lines(pin):
                 hear(line)
@@ -84,10 +89,10 @@ def start(training: Training, P: int, hear: Callable[[str], None], pin: Pin = la
 class _Workers:
     """The processes. A Ctrl-C is the caller's to hear, so they have a session of their own."""
 
-    def __init__(self, job: Path, P: int, device: str, errors: Path) -> None:
+    def __init__(self, job: Path, P: int, device: str, errors: Path, module: str = "engine.serve") -> None:
         starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(P), "-m"] if P > 1 else ["-m"]
         env = {k: v for k, v in os.environ.items() if k not in NAMES} | KEEP | {"OMP_NUM_THREADS": "1", "FPDT_SENDER": str(os.getpid()), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        command = [sys.executable, *starter, "engine.serve", str(job), device]
+        command = [sys.executable, *starter, module, str(job), device]
         self._errors = errors
         with open(errors, "w") as sink:
             self._process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=sink, text=True, start_new_session=True)

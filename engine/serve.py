@@ -19,10 +19,14 @@ from sim.errors import RankLost, UserError
 
 
 def main(path: str, device: str) -> None:
-    """Exits with 2 on a user's mistake, with 1 where another rank was lost; one line on stderr says which."""
+    ranked(device, lambda rank, group: (_serve if Path(path).is_dir() else _train)(Path(path), rank, group))
+
+
+def ranked(device: str, work: Callable[[int, object], None]) -> None:
+    """Calls work(rank, group). Exits with 2 on a user's mistake, with 1 where another rank was lost; one line on stderr says which."""
     try:
         with joined(device) as (rank, group):
-            (_serve if Path(path).is_dir() else _train)(Path(path), rank, group)
+            work(rank, group)
     except (UserError, RankLost) as error:
         mistake = isinstance(error, UserError)
         leave(f"{MISTAKE if mistake else LOST}{error}", 2 if mistake else 1)
@@ -30,21 +34,21 @@ def main(path: str, device: str) -> None:
 
 def _train(path: Path, rank: int, group) -> None:
     spec = json.loads(path.read_text())
-    train(Training(**spec | {"job": Job(**spec["job"])}), rank, group, _pin(rank))
+    train(Training(**spec | {"job": Job(**spec["job"])}), rank, group, pinned(rank))
 
 
 def _serve(folder: Path, rank: int, group) -> None:
     tick = (lambda: print("tick", flush=True)) if rank == 0 else (lambda: None)
     number = 0
     while jobs := _next(folder, number):
-        runs = [run_job(job, rank, group, tick, _pin(rank)) for job in jobs]
+        runs = [run_job(job, rank, group, tick, pinned(rank)) for job in jobs]
         if rank == 0:
             (folder / f"{number}.out").write_text(json.dumps([asdict(r) for r in runs]))
             print("done", flush=True)
         number += 1
 
 
-def _pin(rank: int) -> Callable[[int, int], None]:
+def pinned(rank: int) -> Callable[[int, int], None]:
     """Rank 0 prints how much host memory it has pinned."""
     return lambda done, total: print(f"{PIN}{done} {total}", flush=True) if rank == 0 else None
 

@@ -186,6 +186,30 @@ def compare(
 
 
 @app.command()
+def bench(
+    model: ModelName, seq: Seq, gpus: Gpus = None, chunk: Chunk = None, settings: Settings = [],
+    part: Annotated[str, typer.Option(help="block, or attention: the half that DeepSpeed's FPDT_Attention replaces.")] = "block",
+    rows: Annotated[str, typer.Option(help="Which rows, comma-separated.")] = "engine,resident,bound,ulysses,ring,deepspeed",
+    repeats: Annotated[int, typer.Option(min=1, help="Times each row is measured, after two warm-ups.")] = 5,
+    dtype: Annotated[Optional[str], typer.Option("--dtype", help="bf16 or fp32; bf16 on GPUs, fp32 on CPU if not given.")] = None,
+    machine: Annotated[Optional[str], typer.Option("--machine", help="Whose peak mfu_causal is of; the published one of a known GPU if not given.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where bench.json goes.")] = Path("results/bench"),
+) -> None:
+    """Measures one block by this engine, beside its kernel bound, Ulysses in one piece, ring attention and DeepSpeed's FPDT."""
+    from sim import machine as machines
+
+    shapes, strategy = chosen(model, gpus, chunk, None, settings, None)
+    strategy.check(shapes, parse_tokens(seq))
+    dtype = dtype and one_of_dtypes(dtype)
+    computer = machines.machine(machine) if machine else None
+    from experiments.bench import bench, chosen_rows, one_of_parts
+
+    part, rows = one_of_parts(part), chosen_rows(rows)
+    stoppable()
+    bench(shapes, strategy, parse_tokens(seq), dtype, part=part, rows=rows, repeats=repeats, machine=computer, out=out, command=shlex.join(["fpdt", *sys.argv[1:]]))
+
+
+@app.command()
 def train(
     model: DemoName = "demo", gpus: Gpus = None, layers: Layers = None, seq: Seq = "16K", chunk: ShortChunk = None,
     settings: Settings = [], offload: Offload = None, zero: Zero = None,

@@ -1,0 +1,84 @@
+"""Timing: a forward and a backward, again and again, on all ranks at once: the slowest rank's time counts."""
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from experiments.peers.case import Place
+
+WARM_UPS = 2
+
+
+class Step(Protocol):
+    """What is timed."""
+
+    def clear(self) -> None:
+        """Drops what an earlier step left; not timed."""
+
+    def forward(self) -> None: ...
+
+    def backward(self) -> None: ...
+
+
+def measure(step: Step, place: Place, repeats: int, load_s: float, tick: Callable[[int, int], None]) -> dict:
+    """forward_s and total_s of each repeat, and the peak of allocated HBM (None on CPU). tick(done, of) follows each step."""
+    for k in range(WARM_UPS):
+        _, last = timed(step, place)
+        tick(k + 1, WARM_UPS + repeats)
+    more = math.ceil(load_s / last)  # the same on every rank
+    for k in range(more):
+        timed(step, place)
+        tick(WARM_UPS + k + 1, WARM_UPS + more + repeats)
+    if place.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    found = []
+    for k in range(repeats):
+        found.append(timed(step, place))
+        tick(WARM_UPS + more + k + 1, WARM_UPS + more + repeats)
+    peak = int(_most([torch.cuda.max_memory_allocated()], place)[0]) if place.device.type == "cuda" else None
+    forward_s, total_s = zip(*found)
+    return {"forward_s": forward_s, "total_s": total_s, "peak_hbm_bytes": peak, "load_steps": more}
+
+
+def timed(step: Step, place: Place) -> tuple[float, float]:
+    """Seconds until forward is done, and all; the most of any rank. The host waits for the device at the end alone."""
+    step.clear()
+    _most([0.0], place)  # nobody starts before all are here
+    _settle(place)
+    marks = [_mark(place)]
+    start = time.perf_counter()
+    step.forward()
+    marks.append(_mark(place))
+    step.backward()
+    _settle(place)
+    total = time.perf_counter() - start
+    return tuple(_most([_between(*marks), total], place))
+
+
+def _mark(place: Place):
+    if place.device.type == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(first, second) -> float:
+    return second - first if isinstance(first, float) else first.elapsed_time(second) / 1e3
+
+
+def _settle(place: Place) -> None:
+    place.backend.settle()
+
+
+def _most(values: list[float], place: Place) -> list[float]:
+    """Of each value, the most of any rank."""
+    found = torch.tensor(values, dtype=torch.float64)
+    if place.group is not None:
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=place.group)
+    return found.tolist()

@@ -16,6 +16,7 @@ import torch
 
 from engine import worker
 from sim.errors import UserError
+from sim.files import claimed
 
 TRAIN = ["train", "demo", "--layers", "1", "--seq", "256", "--chunk", "64", "--set", "loss_sub=4", "--clip", "1.0", "--every", "2"]
 FPDT = [sys.executable, "-m", "experiments.cli"]
@@ -172,12 +173,13 @@ def test_a_folder_that_cannot_be_resumed_is_refused_before_anything_starts(tmp_p
 
 
 def test_one_training_a_folder(tmp_path):
-    first = begin("--steps", 40, "--every", 1, "--checkpoint", tmp_path / "run")
-    wait_for(1, tmp_path / "run")
-    second = begin("--steps", 40, "--every", 1, "--checkpoint", tmp_path / "run", "--resume")
-    assert end(second, 2) == f"fpdt: {tmp_path / 'run'} is being written to by another run; name another folder, or wait\n"
-    first.send_signal(signal.SIGTERM)
-    end(first, 130)
-    assert len(log(tmp_path / "run")) >= 1
+    end(begin("--steps", 2, "--checkpoint", tmp_path / "run"))
+    more = "--steps", 4, "--checkpoint", tmp_path / "run", "--resume"
+    with claimed(tmp_path / "run"):
+        assert end(begin(*more), 2) == f"fpdt: {tmp_path / 'run'} is being written to by another run; name another folder, or wait\n"
+    kept = (tmp_path / "run" / "steps.jsonl").read_text()
     (tmp_path / "run" / "steps.jsonl").write_text("{\n")
-    assert end(begin("--steps", 40, "--every", 1, "--checkpoint", tmp_path / "run", "--resume"), 2).startswith(f"fpdt: {tmp_path / 'run'}/steps.jsonl is no log of a training (")
+    assert end(begin(*more), 2).startswith(f"fpdt: {tmp_path / 'run'}/steps.jsonl is no log of a training (")
+    (tmp_path / "run" / "steps.jsonl").write_text(kept)
+    end(begin(*more))
+    assert [step for step, _, _ in log(tmp_path / "run")] == [0, 1, 2, 3]

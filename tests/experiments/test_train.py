@@ -15,15 +15,17 @@ import pytest
 import torch
 
 from engine import worker
+from engine.training import Log
 from sim.errors import UserError
+from sim.files import claimed
 
 TRAIN = ["train", "demo", "--layers", "1", "--seq", "256", "--chunk", "64", "--set", "loss_sub=4", "--clip", "1.0", "--every", "2"]
 FPDT = [sys.executable, "-m", "experiments.cli"]
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
-def begin(*options, starter=FPDT) -> subprocess.Popen:
-    return subprocess.Popen([*starter, *TRAIN, *map(str, options)], env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def begin(*options, starter=FPDT, stdout=subprocess.DEVNULL) -> subprocess.Popen:
+    return subprocess.Popen([*starter, *TRAIN, *map(str, options)], env=ENV, stdout=stdout, stderr=subprocess.PIPE, text=True)
 
 
 def end(process: subprocess.Popen, code: int = 0) -> str:
@@ -67,10 +69,40 @@ def ranks_of(process: subprocess.Popen, program: bytes = b"engine.serve") -> lis
     return [found[rank] for rank in sorted(found)]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a training of 8 steps on two ranks that nothing cut, by ZeRO stage; said.txt beside it has its stdout."""
+    folders: dict[int, Path] = {}
+
+    def of(zero: int = 3) -> Path:
+        if zero not in folders:
+            folder = tmp_path_factory.mktemp(f"zero{zero}")
+            with open(folder / "said.txt", "w") as said:
+                end(begin("--gpus", 2, "--zero", zero, "--steps", 8, "--checkpoint", folder / "run", stdout=said))
+            folders[zero] = folder / "run"
+        return folders[zero]
+
+    return of
+
+
+@pytest.fixture
+def refused(capsys):
+    """What a command line says that is refused, or done, before anything starts."""
+    from experiments import cli
+
+    def said(*options, code: int = 2) -> str:
+        with pytest.raises(SystemExit) as stop:
+            cli.main([*TRAIN, *map(str, options)])
+        assert stop.value.code == code
+        out, err = capsys.readouterr()
+        return err if code else out
+
+    return said
+
+
 @pytest.mark.parametrize("zero", (0, 3))
-def test_a_killed_rank_ends_the_others_and_resume_goes_on_to_the_same_losses(zero, tmp_path):
+def test_a_killed_rank_ends_the_others_and_resume_goes_on_to_the_same_losses(zero, whole, tmp_path):
     options = ("--gpus", 2, "--zero", zero, "--steps", 8)
-    end(begin(*options, "--checkpoint", tmp_path / "whole"))
     process = begin(*options, "--checkpoint", tmp_path / "cut")
     wait_for(4, tmp_path / "cut")
     os.kill(ranks_of(process)[1], signal.SIGKILL)
@@ -78,7 +110,7 @@ def test_a_killed_rank_ends_the_others_and_resume_goes_on_to_the_same_losses(zer
     assert end(process, 1) == "fpdt: rank 1 was killed by SIGKILL\n"
     assert time.monotonic() - start < 60
     end(begin(*options, "--checkpoint", tmp_path / "cut", "--resume"))
-    assert log(tmp_path / "cut") == log(tmp_path / "whole") and len(log(tmp_path / "cut")) == 8
+    assert log(tmp_path / "cut") == log(whole(zero)) and len(log(tmp_path / "cut")) == 8
 
 
 @pytest.mark.parametrize("how", (signal.SIGINT, signal.SIGTERM))
@@ -99,15 +131,13 @@ def nodes(*options) -> list[subprocess.Popen]:
     return [begin(*options, starter=[*torchrun, "--node-rank", str(node), "-m", "experiments.cli"]) for node in range(2)]
 
 
-def test_two_nodes_of_one_rank_train_as_one_node_of_two(tmp_path):
-    end(begin("--gpus", 2, "--steps", 3, "--checkpoint", tmp_path / "one"))
+def test_two_nodes_of_one_rank_train_as_one_node_of_two(whole, tmp_path):
     for node in nodes("--steps", 3, "--checkpoint", tmp_path / "two"):
         end(node)
-    assert log(tmp_path / "two") == log(tmp_path / "one")
+    assert log(tmp_path / "two") == log(whole())[:3]
 
 
-def test_of_two_nodes_the_one_that_is_left_ends_with_a_line_and_resume_goes_on(tmp_path):
-    end(begin("--gpus", 2, "--steps", 6, "--checkpoint", tmp_path / "whole"))
+def test_of_two_nodes_the_one_that_is_left_ends_with_a_line_and_resume_goes_on(whole, tmp_path):
     both = nodes("--steps", 6, "--checkpoint", tmp_path / "cut")
     wait_for(3, tmp_path / "cut")
     victim, = ranks_of(both[1], b"experiments.cli")
@@ -118,7 +148,7 @@ def test_of_two_nodes_the_one_that_is_left_ends_with_a_line_and_resume_goes_on(t
     assert "fpdt: " not in end(both[1], 1)
     for node in nodes("--steps", 6, "--checkpoint", tmp_path / "cut", "--resume"):
         end(node)
-    assert log(tmp_path / "cut") == log(tmp_path / "whole") and len(log(tmp_path / "cut")) == 6
+    assert log(tmp_path / "cut") == log(whole())[:6] and len(log(tmp_path / "cut")) == 6
 
 
 def test_an_environment_that_is_no_ranks_is_one_line(monkeypatch):
@@ -134,50 +164,32 @@ def test_more_ranks_than_gpus_is_one_line(monkeypatch):
         worker.check_gpus(2)
 
 
-def test_faults_are_one_line_and_exit_2(tmp_path):
-    assert "holds no checkpoint to resume from" in end(begin("--steps", 1, "--checkpoint", tmp_path, "--resume"), 2)
-    end(begin("--steps", 1, "--checkpoint", tmp_path))
-    line, = end(begin("--steps", 2, "--checkpoint", tmp_path, "--resume", "--seq", "128"), 2).splitlines()
-    assert "is a checkpoint of another training: S=256, not 128" in line
+def test_a_finished_training_says_so_and_its_lines_went_to_the_pipe(whole, refused):
+    lines = [json.loads(line) for line in (whole().parent / "said.txt").read_text().splitlines() if line.startswith("{")]
+    assert [(line["step"], line["loss"], line["grad_norm"]) for line in lines] == log(whole())
+    for steps in (8, 5):
+        assert refused("--steps", steps, "--checkpoint", whole(), "--resume", code=0) == f"{whole()} is at step 8 already; for more steps than {steps} give --steps\n"
 
 
-def test_a_finished_training_says_so_and_lines_go_to_a_pipe(tmp_path):
-    said = subprocess.run([*FPDT, *TRAIN, "--steps", "2", "--checkpoint", str(tmp_path / "run")], env=ENV, capture_output=True, text=True, timeout=180, check=True)
-    lines = [json.loads(line) for line in said.stdout.splitlines() if line.startswith("{")]
-    assert [line["step"] for line in lines] == [0, 1]
-    assert [(line["step"], line["loss"], line["grad_norm"]) for line in lines] == log(tmp_path / "run")
-    for steps in ("2", "1"):
-        again = subprocess.run([*FPDT, *TRAIN, "--steps", steps, "--checkpoint", str(tmp_path / "run"), "--resume"], env=ENV, capture_output=True, text=True, timeout=60, check=True)
-        assert again.stdout == f"{tmp_path / 'run'} is at step 2 already; for more steps than {steps} give --steps\n"
+def test_a_folder_that_cannot_be_used_is_refused_before_anything_starts(whole, refused, tmp_path):
+    mine = tmp_path / "run"
+    assert refused("--checkpoint", mine, "--resume") == f"fpdt: {mine} holds no checkpoint to resume from; start without --resume\n"
+    assert not mine.exists()
+    with claimed(mine):
+        assert refused("--checkpoint", mine) == f"fpdt: {mine} is being written to by another run; name another folder, or wait\n"
+    assert refused("--checkpoint", whole()) == f"fpdt: {whole()} holds a checkpoint of step 8 already; continue it with --resume, or name another folder\n"
+    newest = whole() / "step-8"
+    assert refused("--checkpoint", whole(), "--resume", "--seq", 128) == (
+        f"fpdt: {newest} is a checkpoint of another training: S=256, not 128; resume what it is of, or name another folder\n")
+    (mine / "step-4").mkdir()
+    (mine / "step-4" / "of.json").write_text("[")
+    assert refused("--checkpoint", mine, "--resume").startswith(f"fpdt: {mine / 'step-4'} is damaged (JSONDecodeError: ")
 
 
-def test_a_folder_that_cannot_be_resumed_is_refused_before_anything_starts(tmp_path, capsys):
-    from experiments import cli
-
-    def refused(*options: str) -> str:
-        with pytest.raises(SystemExit) as stop:
-            cli.main([*TRAIN, "--checkpoint", str(tmp_path / "run"), *options])
-        assert stop.value.code == 2
-        return capsys.readouterr().err
-
-    assert refused("--resume") == f"fpdt: {tmp_path / 'run'} holds no checkpoint to resume from; start without --resume\n"
-    assert not (tmp_path / "run").exists()
-    whole = tmp_path / "run" / "step-4"
-    whole.mkdir(parents=True)
-    assert refused() == f"fpdt: {tmp_path / 'run'} holds a checkpoint of step 4 already; continue it with --resume, or name another folder\n"
-    (whole / "of.json").write_text("[")
-    assert refused("--resume").startswith(f"fpdt: {whole} is damaged (JSONDecodeError: ")
-    (whole / "of.json").write_text("{}")
-    assert refused("--resume") == f"fpdt: {whole} is a checkpoint of another training: name=None, not demo; resume what it is of, or name another folder\n"
-
-
-def test_one_training_a_folder(tmp_path):
-    first = begin("--steps", 40, "--every", 1, "--checkpoint", tmp_path / "run")
-    wait_for(1, tmp_path / "run")
-    second = begin("--steps", 40, "--every", 1, "--checkpoint", tmp_path / "run", "--resume")
-    assert end(second, 2) == f"fpdt: {tmp_path / 'run'} is being written to by another run; name another folder, or wait\n"
-    first.send_signal(signal.SIGTERM)
-    end(first, 130)
-    assert len(log(tmp_path / "run")) >= 1
-    (tmp_path / "run" / "steps.jsonl").write_text("{\n")
-    assert end(begin("--steps", 40, "--every", 1, "--checkpoint", tmp_path / "run", "--resume"), 2).startswith(f"fpdt: {tmp_path / 'run'}/steps.jsonl is no log of a training (")
+def test_a_log_that_is_none_is_named(tmp_path):
+    for text in ("{\n", '{"loss": 1}\n', "3\n"):
+        (tmp_path / "steps.jsonl").write_text(text)
+        with pytest.raises(UserError, match="steps.jsonl is no log of a training"):
+            Log(str(tmp_path / "steps.jsonl"), 1)
+    with pytest.raises(UserError, match="cannot be written"):
+        Log("/proc/self/status", 0)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import torch
 
+from engine.kernels.limits import over
 from sim.model import Model
 
 NAME = "cuDNN"
@@ -14,12 +15,8 @@ MOST_ELEMENTS = 1 << 31
 
 def refuses(model: Model, dtype: str, capability: tuple[int, int] | None, elements: int = 0) -> str | None:
     """Why it cannot run these shapes, whose largest tensor has so many elements, on a device of this compute capability, or None."""
-    if capability is None or capability < (8, 0):
-        return "needs a GPU of compute capability 8.0 or more"
-    if dtype != "bf16":
-        return f"takes no {dtype}; use --dtype bf16"
-    if model.head_dim % 8 or model.head_dim > MOST_HEAD_DIM:
-        return f"takes a head_dim that is a multiple of 8 and at most {MOST_HEAD_DIM}, not {model.head_dim}"
+    if reason := over(model, dtype, capability, MOST_HEAD_DIM):
+        return reason
     if elements >= MOST_ELEMENTS:
         return f"gives wrong gradients of keys from {MOST_ELEMENTS} elements a tensor on, and a chunk's queries have {elements}; use a smaller --chunk"
     return None

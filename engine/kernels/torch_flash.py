@@ -4,6 +4,7 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.cpu_flash import _batched, _spread
+from engine.kernels.limits import over
 from sim.model import Model
 
 NAME = "torch flash (FA2)"
@@ -13,13 +14,7 @@ MOST_HEAD_DIM = 192
 
 def refuses(model: Model, dtype: str, capability: tuple[int, int] | None, elements: int = 0) -> str | None:
     """Why it cannot run these shapes, whose largest tensor has so many elements, on a device of this compute capability, or None."""
-    if capability is None or capability < (8, 0):
-        return "needs a GPU of compute capability 8.0 or more"
-    if dtype != "bf16":
-        return f"takes no {dtype}; use --dtype bf16"
-    if model.head_dim % 8 or model.head_dim > MOST_HEAD_DIM:
-        return f"takes a head_dim that is a multiple of 8 and at most {MOST_HEAD_DIM}, not {model.head_dim}"
-    return None
+    return over(model, dtype, capability, MOST_HEAD_DIM)
 
 
 def forward(q_SHD, kv_T2KD, causal: bool):

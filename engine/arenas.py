@@ -20,6 +20,7 @@ class Arenas:
         self.schedule = schedule
         self._whole = {s: backend.arena(s, schedule.arena_bytes(s) + 2 * GUARD_BYTES) for s in SPACES}
         self._inner = {s: t[GUARD_BYTES:GUARD_BYTES + schedule.arena_bytes(s)] for s, t in self._whole.items()}
+        self._views: dict[tuple, torch.Tensor] = {}
         self.fill()
 
     def fill(self) -> None:
@@ -28,9 +29,12 @@ class Arenas:
             t.view(torch.int32).fill_(FILL)
 
     def view(self, buffer: Buffer, layer: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """The start of a planned buffer, as a tensor of this shape."""
-        at = self.schedule.address(buffer, layer)
-        return alone(self._inner[buffer.space][at:at + buffer.size_bytes].view(DTYPES[buffer.dtype])[:_count(shape)].view(shape))
+        """The start of a planned buffer, as a tensor of this shape; each time the same one."""
+        place = buffer.space, self.schedule.address(buffer, layer), buffer.dtype, shape
+        if place not in self._views:
+            memory = self._inner[buffer.space][place[1]:]
+            self._views[place] = alone(memory[:buffer.size_bytes].view(DTYPES[buffer.dtype])[:_count(shape)].view(shape))
+        return self._views[place]
 
     def touched_bytes(self, space: str) -> int:
         """Bytes whose word is no longer the fill pattern."""

@@ -123,19 +123,15 @@ class _Bound:
     def __init__(self, op: Op, schedule: Schedule, region: str) -> None:
         self.op, self.kind = op, op.kind
         self._operands = {name: self._operand(schedule, region, name) for name in op.reads + op.writes}
-        self._fixed: dict[tuple[str, int], torch.Tensor] = {}
 
     def tensors(self, arenas: Arenas, layer: int, arguments: dict[str, torch.Tensor]) -> tuple[list, list]:
         """What it reads and writes; a buffer that it names twice is one tensor."""
         found: dict[str, torch.Tensor] = {}
         for name, (buffer, shape, base, rows) in self._operands.items():
-            if buffer.life == "argument":
+            if buffer.life != "argument":
+                found[name] = arenas.view(buffer, layer, shape)
+            else:
                 found[name] = arguments[base] if rows is None else alone(arguments[base][rows[0]:rows[1]])
-                continue
-            place = name, layer if buffer.life == "saved" else 0
-            if place not in self._fixed:
-                self._fixed[place] = arenas.view(buffer, layer, shape)
-            found[name] = self._fixed[place]
         return [found[name] for name in self.op.reads], [found[name] for name in self.op.writes]
 
     def _operand(self, schedule: Schedule, region: str, name: str):

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from sim.externals import STATE_BYTES, region_params
+from sim.externals import region_params
 from sim.layout import ITEM
-from sim.ops import KINDS, alike
+from sim.need import arguments, gradients, states, workspaces
 from sim.schedule import SPACES, Schedule
 from sim.strategy import Strategy
 from sim.timeline import Timeline
@@ -28,7 +28,7 @@ COUNTED = ROWS[:4]
 
 
 def curves(schedule: Schedule, timeline: Timeline, strategy: Strategy, kernel: str = "") -> dict[str, dict[str, np.ndarray]]:
-    """Space -> {"t_ns", and bytes by row}; a value holds until the next t_ns. `kernel` is the attention kernel\'s name (sim.kernels). Workspace and states on the host are 0."""
+    """Space -> {"t_ns", and bytes by row}; a value holds until the next t_ns. `kernel` is the attention kernel's name (sim.kernels). Workspace and states on the host are 0."""
     when = _When(schedule, timeline)
     live = _live(schedule, when)
     end = int(timeline.end_ns.max(initial=0))
@@ -114,8 +114,8 @@ def _arguments(schedule: Schedule, when: _When) -> Lives:
     m, L = schedule.model, schedule.layers
     hidden = schedule.seq // schedule.P * m.hidden * ITEM[schedule.dtype]
     place = {"x": ("hidden", 0), "y": ("hidden", 1), "dy": ("gradient", 1), "dx": ("gradient", 0), "label": ("label", 0)}
-    given = {r: {b.role for b in region.buffers.values() if b.life == "argument" and b.space == "hbm"} for r, region in schedule.regions.items()}
-    grads = {r: sum(b.size_bytes for b in region.buffers.values() if b.role == "grad") for r, region in schedule.regions.items()}
+    given = {r: arguments(schedule, r) for r in schedule.regions}
+    grads = gradients(schedule)
     spans = {r: when.region(r) for r in schedule.regions}
     reduced = when.external("ext.reduce")[1].tolist()
     lives: dict[tuple[str, int], list[int]] = {("hidden", 0): [0, 0], ("label", L): [0, 0]} if schedule.hidden == "hbm" else {}
@@ -134,16 +134,11 @@ def _arguments(schedule: Schedule, when: _When) -> Lives:
 
 
 def _workspace(schedule: Schedule, when: _When, kernel: str) -> Lives:
-    cache: dict[tuple, int] = {}
     size, ops = [], []
-    for name, region in schedule.regions.items():
-        for k, op in enumerate(region.ops, when.base[name]):
-            if op.stream == "compute":
-                key = alike(op, schedule)
-                if key not in cache:
-                    cache[key] = KINDS[op.kind].workspace(op, schedule, kernel)
-                size.append(cache[key])
-                ops.append(k)
+    for name in schedule.regions:
+        for k, needed in workspaces(schedule, name, kernel):
+            size.append(needed)
+            ops.append(when.base[name] + k)
     start, end = when.start[ops], when.end[ops]
     return _lives(start.T.ravel(), end.T.ravel(), np.tile(np.array(size, np.int64), when.layers))
 
@@ -151,7 +146,7 @@ def _workspace(schedule: Schedule, when: _When, kernel: str) -> Lives:
 def _states(schedule: Schedule, when: _When, zero: int) -> Lives:
     m, item = schedule.model, ITEM[schedule.dtype]
     end = int(when.timeline.end_ns.max(initial=0))
-    low, high, size = [0], [end], [STATE_BYTES * m.params // (schedule.P if zero == 3 else 1)]
+    low, high, size = [0], [end], [states(schedule, zero)]
     if zero == 3 and schedule.P > 1:
         gathered = when.external("ext.gather")[0]
         regions = {r: (when.computing if schedule.hidden == "host" else when.region)(r) for r in schedule.regions}

@@ -27,8 +27,8 @@ def states(schedule: Schedule, zero: int) -> int:
 def beside(schedule: Schedule, zero: int) -> int:
     """What one rank needs beside arenas and states: the most of any two regions in a row, the second at work while the first ends."""
     hidden = schedule.seq // schedule.P * schedule.model.hidden * ITEM[schedule.dtype]
-    waiting = schedule.layers if "x" in _arguments(schedule, "bwd") else 0
-    grads = {r: sum(b.size_bytes for b in region.buffers.values() if b.role == "grad") for r, region in schedule.regions.items()}
+    waiting = schedule.layers if "bwd" in schedule.regions and "x" in arguments(schedule, "bwd") else 0
+    grads = gradients(schedule)
     work = {r: workspace(schedule, r) for r in schedule.regions}
     whole = {r: region_params(schedule.model, r) * ITEM[schedule.dtype] if zero == 3 and schedule.P > 1 else 0 for r in schedule.regions}
     always = (3 + waiting) * hidden + 8 * schedule.seq // schedule.P if schedule.hidden == "hbm" else 0
@@ -44,15 +44,27 @@ def reduction(schedule: Schedule, zero: int) -> int:
 
 def workspace(schedule: Schedule, region: str) -> int:
     """The largest workspace of a region's operations."""
-    seen = {}
-    for op in schedule.regions[region].ops:
+    return max((size for _, size in workspaces(schedule, region)), default=0)
+
+
+def workspaces(schedule: Schedule, region: str, kernel: str = "") -> list[tuple[int, int]]:
+    """(which op, bytes beside its operands) of a region's compute ops, in order; `kernel` is the attention kernel's name. Alike ones are asked once."""
+    known: dict[tuple, int] = {}
+    found = []
+    for k, op in enumerate(schedule.regions[region].ops):
         if op.stream == "compute":
             same = alike(op, schedule)
-            if same not in seen:
-                seen[same] = KINDS[op.kind].workspace(op, schedule)
-    return max(seen.values(), default=0)
+            if same not in known:
+                known[same] = KINDS[op.kind].workspace(op, schedule, kernel)
+            found.append((k, known[same]))
+    return found
 
 
-def _arguments(schedule: Schedule, region: str) -> set[str]:
-    """Roles of a region's arguments."""
-    return {b.role for b in schedule.regions[region].buffers.values() if b.life == "argument"} if region in schedule.regions else set()
+def gradients(schedule: Schedule) -> dict[str, int]:
+    """By region, the bytes of the weight gradients it makes."""
+    return {r: sum(b.size_bytes for b in region.buffers.values() if b.role == "grad") for r, region in schedule.regions.items()}
+
+
+def arguments(schedule: Schedule, region: str) -> set[str]:
+    """Roles of a region's arguments in HBM."""
+    return {b.role for b in schedule.regions[region].buffers.values() if b.life == "argument" and b.space == "hbm"}

@@ -3,11 +3,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.text import stdlib_bytes
-from engine.train import Trainer
 from sim.model import model
 from tests.cuda.places import EACH, KERNELS, needs_cuda
-from tests.engine.cases import Place, running, schedule
+from tests.cuda.steps import second_step
 from tests.engine.hooks import workspaces
 
 pytestmark = needs_cuda
@@ -16,19 +14,10 @@ SLACK_BYTES = 4096
 REGIONS = ("fwd", "loss", "bwd")
 
 
-def taken(rank: int, group, place: Place) -> dict[str, tuple[int, int]]:
-    """op id -> (bytes taken, bytes declared) in a second step: the first one takes cuBLAS's own."""
-    with running(schedule(MODEL, SEQ, CHUNK, 1, "bf16", loss_sub=32), rank, group, place) as program:
-        trainer, tokens = Trainer(program), stdlib_bytes(SEQ)
-        trainer.step(tokens)
-        found = workspaces(program)
-        trainer.step(tokens)
-        return found
-
-
 @pytest.fixture(scope="module", params=EACH)
 def found(ranks, request) -> dict[str, tuple[int, int]]:
-    return ranks(1).run(taken, KERNELS[request.param])[0]
+    """op id -> (bytes taken, bytes declared)."""
+    return ranks(1).run(second_step, KERNELS[request.param], MODEL, SEQ, CHUNK, workspaces)[0]
 
 
 def test_no_op_takes_more_than_it_declares(found, note):

@@ -1,4 +1,5 @@
-"""Calibrate: cost curves of this machine, from the engine's own timelines at sizes other than those that will be predicted.
+"""Calibrate: cost curves of this machine, from the engine's own timelines at sizes other than those that will be predicted,
+and what timelines do not tell from microbenchmarks (engine.micro).
 
 A few short schedules are run and traced. Each op gives one point (its cost key, GFLOPs, MB, ns); each key gets the line
 ns = fixed + a GFLOPs + b MB that has the smallest relative error, with no negative term. Latencies come from the same traces.
@@ -7,12 +8,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
-from scipy.optimize import nnls
 
 from engine import probe
+from engine.lines import Point, fit
+from engine.micro.fit import improved
+from engine.micro.place import Plan
+from engine.micro.table import own_heads
 from engine.worker import Job, Run
 from sim import text
 from sim.build.step import build
@@ -44,10 +48,6 @@ def jobs(made: list[Schedule], link_GBps: float | None = None, device: str = "cp
     return [Job(text.show(s), steps=2 if device == "cpu" else 6, link_GBps=link_GBps, trace_every=1, device=device) for s in made]
 
 
-Point = tuple[float, float, float]
-"""(GFLOPs, MB, ns)."""
-
-
 def points(schedule: Schedule, run: Run) -> dict[str, list[Point]]:
     """By cost key: one point an op, the median over the traced steps."""
     spent = defaultdict(list)
@@ -65,19 +65,13 @@ def points(schedule: Schedule, run: Run) -> dict[str, list[Point]]:
     return dict(found)
 
 
-def fit(samples: list[Point]) -> dict[str, float]:
-    """The line through points of one key: fixed_ns, ns_per_gflop, ns_per_MB, none negative, least relative error."""
-    by_size = defaultdict(list)
-    for gflop, megabytes, ns in samples:
-        by_size[gflop, megabytes].append(ns)
-    rows = np.array([(1.0, *size) for size in by_size])
-    ns = np.array([np.median(times) for times in by_size.values()])
-    scale = np.maximum(np.abs(rows).max(0), 1e-12)
-    usable = rows / scale / ns[:, None]
-    if len(ns) == 1:
-        usable[:, 0] = 0  # one size tells no fixed part: proportional to work
-    coefficients, _ = nnls(usable, np.ones(len(ns)))
-    return dict(zip(("fixed_ns", "ns_per_gflop", "ns_per_MB"), (coefficients / scale).tolist()))
+def pooled(made: list[Schedule], runs: list[Run]) -> dict[str, list[Point]]:
+    """The points of all runs, by cost key."""
+    found: dict[str, list[Point]] = defaultdict(list)
+    for schedule, run in zip(made, runs):
+        for k, some in points(schedule, run).items():
+            found[k] += some
+    return dict(found)
 
 
 def latencies(schedule: Schedule, run: Run) -> dict[str, list[int]]:
@@ -100,16 +94,13 @@ def latencies(schedule: Schedule, run: Run) -> dict[str, list[int]]:
 
 def profile(model: Model, P: int, dtype: str, made: list[Schedule], runs: list[Run], link_GBps: float | None, device: str = "cpu") -> Machine:
     """The machine that these runs measured. Several runs of one schedule (rounds) are pooled."""
-    pooled: dict[str, list[Point]] = defaultdict(list)
     late: dict[str, list[int]] = defaultdict(list)
     for schedule, run in zip(made, runs):
-        for k, found in points(schedule, run).items():
-            pooled[k] += found
         for k, found in latencies(schedule, run).items():
             late[k] += found
     source = f"measured: {probe.provenance()}, {len(runs)} runs of {', '.join(sorted({f'S={s.seq} C={s.chunk}' for s in made}))}"
     tiny = build(replace(model, layers=1), Strategy(sp=1, chunk=16, zero=0), 128, dtype)
-    fits = {k: fit(found) | {"source": source} for k, found in sorted(pooled.items())}
+    fits = {k: fit(found) | {"source": source} for k, found in sorted(pooled(made, runs).items())}
     best = probe.best_gemm_TFLOPS(dtype, device)
     values = {
         "peak_TFLOPS": best, "gemm_TFLOPS": best, "attn_fwd_TFLOPS": _tflops(fits, "attn"), "attn_bwd_TFLOPS": _tflops(fits, "attn_bwd+merge"),
@@ -123,11 +114,13 @@ def profile(model: Model, P: int, dtype: str, made: list[Schedule], runs: list[R
         numbers["kernel"] = {"value": kernel, "source": source}
     numbers["dtype"] = {"value": dtype, "source": source}
     numbers["hbm_GBps"]["source"] = "assumed: used only for ops that no calibration run touched"
+    if P == 1:
+        numbers |= {name: {"value": values[name], "source": "assumed: one rank sends nothing"} for name in ("nvlink_GBps", "network_GBps")}
     numbers |= {
         "gpus_per_node": {"value": P, "source": "measured: ranks of the calibration"},
         "gpus_per_uplink": {"value": 1, "source": "assumed: copies are timed while all ranks copy"},
     } | probe.capacities(P, device)
-    return Machine(device, device, numbers, fits, {}, f"calibration of {device}")
+    return Machine(device, device, numbers, fits, where=f"calibration of {device}")
 
 
 def _tflops(fits: dict, key: str) -> float:
@@ -146,8 +139,16 @@ def _median(values: list[int]) -> float:
 
 def calibrate(
     model: Model, P: int, dtype: str, run_jobs: Callable[[list[Job]], list[Run]], link_GBps: float | None = None,
-    strategy: Strategy = Strategy(), device: str = "cpu",
+    strategy: Strategy = Strategy(), device: str = "cpu", micro: Callable[[Plan], list[dict]] | None = None,
 ) -> Machine:
-    """Runs the calibration through `run_jobs` (engine.ranks, or in this process) and fits a machine for schedules of this strategy."""
+    """Runs the calibration through `run_jobs` (engine.ranks, or in this process) and fits a machine for schedules of this strategy.
+
+    `micro` runs the microbenchmarks of a plan, which tell what timelines do not; without it that stays N/A.
+    """
     made = schedules(model, P, dtype, strategy, device)
-    return profile(model, P, dtype, made, run_jobs(jobs(made, link_GBps, device)), link_GBps, device)
+    runs = run_jobs(jobs(made, link_GBps, device))
+    machine = profile(model, P, dtype, made, runs, link_GBps, device)
+    if micro is None:
+        return machine
+    plan = Plan(asdict(model), P, dtype, device)
+    return improved(machine, micro(plan), pooled(made, runs), P, f"measured: {probe.provenance()}, microbenchmarks", own_heads(plan))

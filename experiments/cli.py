@@ -149,6 +149,7 @@ def lint(file: Annotated[Path, typer.Argument(help="A schedule as `fpdt show` pr
 @app.command()
 def calibrate(
     model: DemoName = "demo", gpus: Gpus = None, dtype: Dtype = "fp32", link: Link = None,
+    micro: Annotated[Optional[bool], typer.Option("--micro/--no-micro", help="Microbenchmarks too: streams together, other sizes and kernels, the host; on GPUs if not given.")] = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The machine it writes.")] = Path("cpu.json"),
 ) -> None:
     """Measures this machine, its GPUs or else its CPU cores, for predictions about it."""
@@ -158,7 +159,7 @@ def calibrate(
     from experiments.calibrate import calibrate_command
 
     stoppable()
-    calibrate_command(shapes, strategy.sp, one_of_dtypes(dtype), link, out)
+    calibrate_command(shapes, strategy.sp, one_of_dtypes(dtype), link, out, micro)
 
 
 @app.command()

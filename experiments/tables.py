@@ -4,7 +4,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from sim.machine import NUMBERS, TEXTS, Machine
+from sim.machine import NUMBERS, OPTIONAL, TEXTS, Machine
 from sim.machine import machine as find_machine
 from sim.machine import presets as machine_presets
 from sim.model import presets as model_presets
@@ -31,7 +31,8 @@ def machines() -> None:
 def machine(name: str) -> None:
     """One machine: every number with its meaning and source."""
     m = find_machine(name)
-    table((m.name, "value", "source"), [(field, m[field], m.source(field)) for field in (*NUMBERS, *TEXTS)])
+    values = {field: "N/A" if m.get(field) is None else m[field] for field in (*NUMBERS, *OPTIONAL, *TEXTS)}
+    table((m.name, "value", "source"), [(field, value, m.source(field)) for field, value in values.items()])
 
 
 def prediction(schedule: Schedule, m: Machine, result: dict) -> None:

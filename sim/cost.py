@@ -5,6 +5,9 @@ traffic; a copy by its share of an uplink; an all-to-all by NVLink within a node
 """
 from __future__ import annotations
 
+import math
+from bisect import bisect
+
 from sim.machine import Machine
 from sim.ops import KINDS, Work, key
 from sim.schedule import Schedule
@@ -49,8 +52,16 @@ def price(machine: Machine, key: str, work: Work, P: int) -> int:
 
 
 def fitted(fit: dict, gflop: float, megabytes: float) -> int:
-    """ns by a cost curve."""
-    return round(fit["fixed_ns"] + fit.get("ns_per_gflop", 0) * gflop + fit.get("ns_per_MB", 0) * megabytes)
+    """ns by a cost curve: its line, bent where sizes were measured to differ from it."""
+    ns = fit["fixed_ns"] + fit.get("ns_per_gflop", 0) * gflop + fit.get("ns_per_MB", 0) * megabytes
+    return round(ns * bent(fit["bend"], ns) if fit.get("bend") else ns)
+
+
+def bent(bend: list, ns: float) -> float:
+    """What a line's ns are multiplied with: interpolated over their logarithm between the sizes measured, constant beyond."""
+    at = bisect(bend, ns, key=lambda pair: pair[0])
+    (low, a), (high, b) = bend[max(at - 1, 0)], bend[min(at, len(bend) - 1)]
+    return a if low == high else a + (b - a) * math.log(ns / low) / math.log(high / low)
 
 
 def copy_GBps(machine: Machine, way: str, P: int) -> float:

@@ -2,7 +2,8 @@
 
 A number's source is `published: ...`, `measured: ...`, `assumed: why` or `given by user`. Fits are cost curves that a calibration
 measured, one an op kind (sim.ops.key); where there is none, rates price an op. `slowdown` says how fast each of several streams
-runs while all of them are busy; a set of streams runs no slower than the slowest part of it that was measured.
+runs while all of them are busy; a set of streams runs no slower than the slowest part of it that was measured. Points are what
+microbenchmarks measured, one by one, with spread, clock and power: the fits and the table come from them and from traces.
 """
 from __future__ import annotations
 
@@ -36,11 +37,20 @@ NUMBERS = {
 }
 """Every number a machine has: (rule, meaning). GBps are 10^9 bytes a second, TFLOPS 10^12 FLOPs a second."""
 
+OPTIONAL = {
+    "pin_GBps": ("positive", "host memory taken and pinned at run time"),
+    "zero_GBps": ("positive", "pinned host memory set to zero by the host"),
+    "sync_ns": ("non-negative", "from the end of what the host waits for until it goes on"),
+}
+"""Numbers that a machine may lack: then they are N/A, what they would price costs nothing, and predictions that need them say so."""
+
 TEXTS = ("peak_name",)
 """Numbers that are words: what the peak is."""
 
 MOST = 1e15
 """Larger numbers, and smaller ones than one in as many, are no machine's."""
+NEVER = "never measured"
+"""The source of a number that is not there."""
 _EXAMPLE = {"positive": 1, "non-negative": 0, "count": 1}
 _STREAMS = ("compute", "comm", "h2d", "d2h")
 _FIT = ("fixed_ns", "ns_per_gflop", "ns_per_MB")
@@ -56,9 +66,12 @@ class Machine:
     numbers: dict[str, dict]
     """name -> {"value", "source"}."""
     fits: dict[str, dict] = field(default_factory=dict)
-    """sim.ops.key of an op -> {"fixed_ns", "ns_per_gflop", "ns_per_MB", "source"}; a slope that is absent is 0."""
+    """sim.ops.key of an op -> {"fixed_ns", "ns_per_gflop", "ns_per_MB", "bend", "source"}; a slope that is absent is 0. bend, where the line does
+    not fit at every size: [[ns by the line, measured ns / that], ...], ascending, interpolated over the logarithm of the ns, constant beyond."""
     slowdown: dict[str, dict] = field(default_factory=dict)
     """"compute|h2d" -> {"compute": 0.97, "h2d": 0.8, "source"}: rates while these run together, 1 = alone."""
+    points: list[dict] = field(default_factory=list)
+    """{"name", "args", "ns", "low_ns", "high_ns", "rounds", "clock_MHz", "power_W"}: the median of the rounds, and their spread."""
     where: str = field(default="machine", compare=False)
     """File (or what else) that errors name."""
 
@@ -77,7 +90,13 @@ class Machine:
                     raise UserError(f"{self.where}: {table}.{name} has a source that is no text; try \"source\": \"assumed: why\"")
         for name, (rule, _) in NUMBERS.items():
             _check(self.where, name, self._entry(name, _EXAMPLE[rule]).get("value"), rule)
+        for name, (rule, _) in OPTIONAL.items():
+            if name in self.numbers:
+                _check(self.where, name, self._entry(name, _EXAMPLE[rule]).get("value"), rule)
+        if not isinstance(self.points, list) or not all(isinstance(point, dict) and isinstance(point.get("name"), str) for point in self.points):
+            raise UserError(f"{self.where}: points must be a list of objects that have a name; try \"points\": []")
         for key, fit in self.fits.items():
+            _check_bend(self.where, key, fit.get("bend", []))
             for name in _FIT:
                 _check(self.where, f"fits.{key}.{name}", fit.get(name, 0 if name != "fixed_ns" else None), "non-negative")
         for key, rates in self.slowdown.items():
@@ -99,6 +118,10 @@ class Machine:
         """A number's value, or its words. KeyError if there is no such number."""
         return self.numbers[name]["value"]
 
+    def get(self, name: str):
+        """A number's value, or None where it is N/A."""
+        return self.numbers[name]["value"] if name in self.numbers else None
+
     @property
     def kernel(self) -> str:
         """Name of the attention kernel that was measured, or of the two (sim.kernels); empty if none was."""
@@ -111,7 +134,7 @@ class Machine:
 
     def source(self, name: str) -> str:
         """Where a number comes from."""
-        return self.numbers[name]["source"]
+        return self.numbers[name]["source"] if name in self.numbers or name not in OPTIONAL else NEVER
 
     def override(self, hbm_bytes: int | None = None, host_bytes: int | None = None) -> "Machine":
         """The same machine with the capacities a user gave (host: of a node). Raises UserError."""
@@ -127,7 +150,9 @@ class Machine:
     def save(self, path: str | Path) -> None:
         """Writes the machine as JSON, whole or not at all."""
         data = {"name": self.name, "kind": self.kind, "numbers": self.numbers, "fits": self.fits, "slowdown": self.slowdown}
-        write(path, json.dumps(data, indent=2) + "\n")
+        rows = ",\n    ".join(json.dumps(point) for point in self.points)
+        points = f',\n  "points": [\n    {rows}\n  ]' if rows else ""
+        write(path, json.dumps(data, indent=2).removesuffix("\n}") + points + "\n}\n")
 
 
 def _entries(where: str, table: str, entries) -> list[tuple[str, dict]]:
@@ -137,6 +162,17 @@ def _entries(where: str, table: str, entries) -> list[tuple[str, dict]]:
         if not isinstance(entry, dict) or (table == "numbers" and "value" not in entry and name not in NUMBERS and name not in TEXTS):
             raise UserError(f"{where}: {table}.{name} must be an object; try {{\"value\": 1, \"source\": \"assumed: why\"}}")
     return list(entries.items())
+
+
+def _check_bend(where: str, key: str, bend) -> None:
+    pairs = bend if isinstance(bend, list) else [None]
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise UserError(f"{where}: fits.{key}.bend must be pairs of ns and a factor; try \"bend\": [[1000, 1.0]]")
+        for value in pair:
+            _check(where, f"fits.{key}.bend", value, "positive")
+    if any(a[0] >= b[0] for a, b in zip(pairs, pairs[1:])):
+        raise UserError(f"{where}: fits.{key}.bend must ascend in ns; sort it")
 
 
 def _check(where: str, name: str, value, rule: str) -> None:
@@ -161,7 +197,7 @@ def load(path: str | Path) -> Machine:
         raise UserError(f"{path}: not JSON ({error}); write it with fpdt calibrate, or copy a preset") from None
     if not isinstance(data, dict) or not isinstance(data.get("numbers"), dict):
         raise UserError(f"{path}: \"numbers\" is missing; a machine has name, kind and numbers, copy a preset")
-    return Machine(str(data.get("name", path.stem)), str(data.get("kind")), data["numbers"], data.get("fits", {}), data.get("slowdown", {}), path.name)
+    return Machine(str(data.get("name", path.stem)), str(data.get("kind")), data["numbers"], data.get("fits", {}), data.get("slowdown", {}), data.get("points", []), path.name)
 
 
 @cache

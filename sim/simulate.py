@@ -63,6 +63,7 @@ class _World:
     def __init__(self, schedule: Schedule, machine: Machine, ext: Externals, unroll: bool) -> None:
         self.env, self.unroll = Environment(ext.embed), unroll
         self.launch, self.wake, self.gap = (round(machine[f"{k}_ns"]) for k in ("launch", "wake", "gap"))
+        self.return_ = self.wake if machine.get("sync_ns") is None else round(machine["sync_ns"])
         self.depth = int(machine["queue_depth"])
         self.pool = Pool(self.env, machine) if machine.slowdown else None
         self.instances = schedule.order()
@@ -122,9 +123,9 @@ class _World:
             if self._done(me.v - back)[k] < 0:
                 yield self._event(me.v - back, k)
             last = max(last, self._done(me.v - back)[k])
-        if last > start and self.wake:
-            me.phase, me.end = RUN, last + self.wake
-            yield Timeout(self.env, self.wake)
+        if last > start and self.return_:
+            me.phase, me.end = RUN, last + self.return_
+            yield Timeout(self.env, self.return_)
         self._finish(me.v, me.i, start, self.env.now)
         me.start = None
 

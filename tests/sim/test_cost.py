@@ -45,6 +45,19 @@ def test_a_cost_curve_wins_over_rates():
     assert price(m, "offload", Work(link_bytes=80), 1) == 20
 
 
+@pytest.mark.parametrize("gflop, ns", [
+    (1, 150),          # below the smallest size that was measured: as there
+    (10, 1500),        # at it
+    (100, 10_000),     # between, in the middle of the logarithms: 1.5 and 0.5 give 1
+    (1000, 50_000),
+    (5000, 250_000),   # above the largest
+])
+def test_a_bent_line_is_interpolated_between_the_sizes_measured(gflop, ns):
+    curve = {"fixed_ns": 0, "ns_per_gflop": 100, "bend": [[1000, 1.5], [100_000, 0.5]], "source": "measured: a test"}
+    m = dataclasses.replace(PLAIN, fits={"qkv": curve})
+    assert price(m, "qkv", Work(gemm_flops=gflop * 10**9), 1) == ns
+
+
 def test_features_are_gflops_and_megabytes():
     assert features(Work(gemm_flops=10**9, attn_flops=10**9, hbm_bytes=10**6)) == (2, 1)
     assert features(Work(hbm_bytes=5, link_bytes=2 * 10**6)) == (0, 2)

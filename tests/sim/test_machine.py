@@ -44,6 +44,14 @@ def test_a_machine_names_the_kernels_it_was_measured_with(tmp_path, kernel):
     assert load(tmp_path / "m.json").kernel == kernel
 
 
+def test_points_and_numbers_that_may_be_missing(tmp_path):
+    m = tiny_machine()
+    assert (m.get("pin_GBps"), m.source("pin_GBps")) == (None, "never measured")
+    known = replace(m, numbers=m.numbers | {"pin_GBps": {"value": 2.5, "source": "measured: today"}}, points=[{"name": "h2d", "args": {"bytes": 4}, "ns": 7}])
+    known.save(tmp_path / "m.json")
+    assert load(tmp_path / "m.json") == known and known.get("pin_GBps") == 2.5
+
+
 def test_a_user_may_override_capacities():
     m = machine("a100-80g-sxm").override(hbm_bytes=1 << 30)
     assert (m["hbm_bytes"], m.source("hbm_bytes")) == (1 << 30, "given by user")
@@ -74,6 +82,11 @@ BROKEN = [
     (("slowdown", "compute|pcie"), {}, "unknown stream in m.json: slowdown 'compute|pcie': 'pcie'; closest: comm, compute, d2h, h2d"),
     (("slowdown", "compute|h2d"), {"h2d": 1}, 'm.json: slowdown.compute|h2d.compute is missing; try "compute": 1'),
     (("numbers", "kernel"), {"value": "cuDNN forward, cudn backward", "source": "measured: today"}, "unknown kernel in m.json: 'cudn'; closest: cuDNN"),
+    (("fits", "qkv", "bend"), [[1000, 1.0, 2.0]], 'm.json: fits.qkv.bend must be pairs of ns and a factor; try "bend": [[1000, 1.0]]'),
+    (("fits", "qkv", "bend"), [[1000, 0]], 'm.json: fits.qkv.bend=0 must be positive; try "bend": 1'),
+    (("fits", "qkv", "bend"), [[1000, 1], [1000, 2]], "m.json: fits.qkv.bend must ascend in ns; sort it"),
+    (("numbers", "pin_GBps"), {"value": 0, "source": "measured: today"}, 'm.json: pin_GBps=0 must be positive; try "pin_GBps": 1'),
+    (("points",), {"name": "h2d"}, 'm.json: points must be a list of objects that have a name; try "points": []'),
     (("kind",), "tpu", 'm.json: kind \'tpu\' must be cuda or cpu; try "kind": "cuda"'),
     (("numbers",), DELETE, 'm.json: "numbers" is missing; a machine has name, kind and numbers, copy a preset'),
 ]

@@ -67,6 +67,11 @@ def test_a_sync_blocks_the_host():
     assert events({"fwd": lines}, tiny_machine(launch_ns=3, wake_ns=2)) == [("fwd.reload.x[0]", 3, 43), ("fwd.sync", 3, 45), ("fwd.qkv[0]", 48, 58)]
 
 
+def test_a_sync_takes_what_was_measured_for_it():
+    lines = "h2d reload.x[0]\nhost sync wait reload.x[0]\ncompute qkv[0]"
+    assert events({"fwd": lines}, tiny_machine(wake_ns=2, sync_ns=9))[1:] == [("fwd.sync", 0, 49), ("fwd.qkv[0]", 49, 59)]
+
+
 def test_prev_means_the_instance_just_before():
     fwd = "compute qkv[0]\nd2h offload.x[0] wait qkv[0]"
     assert events({"fwd": f"compute proj[0] wait prev:fwd:fwd.offload.x[0]\n{fwd}"}, layers=2) == [
@@ -105,6 +110,28 @@ def test_three_streams_are_as_slow_as_their_slowest_measured_pair():
     assert [s[3:] for s in timeline.spans()[1:4]] == [(0, 125), (0, 50), (0, 60)]
     assert "contention of compute|d2h|h2d: never measured together, priced like its slowest measured part" in timeline.meta["assumptions"]
     assert any(note.startswith("contention of compute|d2h:") for note in timeline.meta["assumptions"])
+
+
+FOUR = "compute ffn[0]\nh2d reload.x[0]\nd2h offload.x[0]\ncomm a2a.x[0]"
+"""100, 40, 50 and 5 ns alone, all begun at 0."""
+
+
+@pytest.mark.parametrize("streams", [s for n in (2, 3, 4) for s in itertools.combinations(("comm", "compute", "d2h", "h2d"), n)])
+def test_each_set_of_streams_runs_at_the_rate_measured_for_it(streams):
+    """All at half speed until the first one ends; the rest was not measured, so alone or in a set without a measured part each runs at full speed."""
+    lines = "\n".join(line for line in FOUR.splitlines() if line.split()[0] in streams)
+    alone = {"compute": 100, "h2d": 40, "d2h": 50, "comm": 5}
+    slow = {"|".join(streams): {s: 0.5 for s in streams}}
+    first = 2 * min(alone[s] for s in streams)
+    found = {op: (a, b) for op, a, b in events({"fwd": lines}, tiny_machine(slow))}
+    assert sorted(found.values()) == sorted((0, first + alone[s] - first // 2) for s in streams)
+
+
+def test_each_stream_of_a_set_has_its_own_rate_and_parts_count_where_the_set_was_not_measured():
+    slow = {"compute|d2h|h2d": {"compute": 0.9, "d2h": 0.5, "h2d": 0.8}, "compute|d2h": {"compute": 0.95, "d2h": 0.6}}
+    assert events({"fwd": "compute ffn[0]\nh2d reload.x[0]\nd2h offload.x[0]"}, tiny_machine(slow)) == [
+        ("fwd.ffn[0]", 0, 108),       # 45 of 100 by 50 ns, then 0.95 beside d2h (25 left at 0.6: until 92), then alone
+        ("fwd.reload.x[0]", 0, 50), ("fwd.offload.x[0]", 0, 92)]
 
 
 def test_a_table_of_ones_is_no_table():

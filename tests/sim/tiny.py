@@ -1,7 +1,7 @@
 """Tiny worlds: a schedule from a few lines, on a machine where each kind of op takes a round number of ns."""
 from __future__ import annotations
 
-from sim.machine import NUMBERS, Machine
+from sim.machine import NUMBERS, OPTIONAL, Machine
 from sim.model import Model
 from sim.schedule import Buffer, Op, Region, Schedule
 from sim.simulate import simulate
@@ -17,7 +17,7 @@ SAVED = {name: Buffer(name, space, "saved", "x", "bf16", (4, 8), 0) for name, sp
 def tiny_machine(slowdown: dict | None = None, ns: dict | None = None, **numbers: float) -> Machine:
     """No latencies, a long queue, NS for the kinds; any number can be given."""
     quiet = {"launch_ns": 0, "wake_ns": 0, "gap_ns": 0, "queue_depth": 1000}
-    values = {name: {"value": (quiet | numbers).get(name, 1), "source": "assumed: a test"} for name in NUMBERS}
+    values = {name: {"value": (quiet | numbers).get(name, 1), "source": "assumed: a test"} for name in (*NUMBERS, *(n for n in OPTIONAL if n in numbers))}
     values["peak_name"] = {"value": "a test's", "source": "assumed: a test"}
     fits = {kind: {"fixed_ns": t, "source": "assumed: a test"} for kind, t in (NS | (ns or {})).items()}
     return Machine("tiny", "cpu", values, fits, slowdown or {})

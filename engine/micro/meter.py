@@ -1,0 +1,71 @@
+"""Meter: a GPU's SM clock and power while something is measured, N/A where nothing answers.
+
+Asked by a thread of its own, several times a second: torch (which needs NVML's Python package), or else nvidia-smi, which goes on printing.
+"""
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from statistics import mean
+
+import torch
+
+EVERY_S = 0.1
+
+
+class Meter:
+    """With a device of kind cpu, and where nothing answers, `read` knows nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._samples: list[tuple[float, float, float]] = []
+        """(when, MHz, W)."""
+        self._over = threading.Event()
+        self._smi: subprocess.Popen | None = None
+        self._threads = []
+        if device.type == "cuda":
+            self._threads.append(threading.Thread(target=self._watch, args=(device,), daemon=True))
+            self._threads[0].start()
+
+    def read(self, begin: float, end: float) -> dict[str, float | None]:
+        """clock_MHz and power_W between two times of time.monotonic, or at the sample nearest to them; None where N/A."""
+        samples = list(self._samples)
+        inside = [s for s in samples if begin <= s[0] <= end] or sorted(samples, key=lambda s: abs(s[0] - end))[:1]
+        if not inside:
+            return {"clock_MHz": None, "power_W": None}
+        return {"clock_MHz": round(mean(s[1] for s in inside)), "power_W": round(mean(s[2] for s in inside), 1)}
+
+    def close(self) -> None:
+        self._over.set()
+        if self._smi is not None:
+            self._smi.terminate()
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def _watch(self, device: torch.device) -> None:
+        try:
+            while not self._over.is_set():
+                self._samples.append((time.monotonic(), float(torch.cuda.clock_rate(device)), torch.cuda.power_draw(device) / 1e3))
+                self._over.wait(EVERY_S)
+        except Exception:  # no NVML package, or a driver that does not tell
+            self._read_smi(device)
+
+    def _read_smi(self, device: torch.device) -> None:
+        try:
+            gpu = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            ask = ["nvidia-smi", "-i", gpu, "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", str(int(EVERY_S * 1e3))]
+            self._smi = subprocess.Popen(ask, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            for line in self._smi.stdout:
+                if parsed := sample(line):
+                    self._samples.append((time.monotonic(), *parsed))
+        except (OSError, AttributeError):
+            return
+
+
+def sample(line: str) -> tuple[float, float] | None:
+    """(MHz, W) of a line of nvidia-smi's; None where it says [N/A]."""
+    try:
+        clock, power = line.split(",")
+        return float(clock), float(power)
+    except ValueError:
+        return None

@@ -1,0 +1,149 @@
+"""Microbenchmarks: what is made of their points, by hand on synthetic data; and every entry of the table, run on this machine's CPU."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from engine.lines import fit
+from engine.micro import fit as made
+from engine.micro import measure as measuring
+from engine.micro import table
+from engine.micro.measure import measure
+from engine.micro.meter import Meter, sample
+from engine.micro.place import Plan
+from engine.micro.serve import POINTS, TICK, run
+from engine.micro.together import rates, sets
+from engine.ranks import run as run_on
+from sim.cost import fitted
+from sim.model import model
+from tests.sim.tiny import tiny_machine
+
+
+def curve(gflop: float) -> float:
+    """A kernel that is slow on small chunks: 1 ns a MFLOP and half as much again at 1 GFLOP, a tenth at 1000."""
+    return 1000 * gflop * (1 + 0.5 * gflop ** -0.2)
+
+
+def test_a_line_is_found_again():
+    found = fit([(g, mb, 700 + 3 * g + 11 * mb) for g, mb in ((1, 5), (10, 7), (100, 2), (1000, 90))])
+    assert [found[k] for k in ("fixed_ns", "ns_per_gflop", "ns_per_MB")] == pytest.approx([700, 3, 11], rel=1e-6)
+
+
+def test_sizes_beyond_the_timelines_follow_the_microbenchmark_at_the_level_of_the_op():
+    """The op takes 1.2 times its kernel. Timelines saw 10 to 100 GFLOPs, microbenchmarks 1 to 10,000."""
+    own = [(g, 0.0, 1.2 * curve(g)) for g in (10, 30, 100)]
+    more = [(g, 0.0, curve(g)) for g in (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)]
+    found = made.extended(own, more)
+    for gflop in (1, 2, 10, 50, 100, 500, 1000, 5000, 10_000):
+        assert fitted(found, gflop, 0) == pytest.approx(1.2 * curve(gflop), rel=0.02)
+    line = fit(own)
+    assert abs(fitted(line, 10_000, 0) / (1.2 * curve(10_000)) - 1) > 0.04
+
+
+def test_a_line_that_fits_is_not_bent():
+    points = [(g, 0.0, 500.0 + 40 * g) for g in (1, 10, 100)]
+    assert "bend" not in made.extended(points, [])
+
+
+def test_how_fast_streams_are_together():
+    """Compute has 10 ns of work an op and takes 20 beside the copy, which takes 25 for 20: what is before 5 and after 50 does not count."""
+    spans = {"compute": [(0, 10), (10, 30), (30, 50)], "h2d": [(5, 30), (30, 55)]}
+    found = rates(spans, {"compute": 10.0, "h2d": 20.0})
+    assert found == pytest.approx({"compute": (0.5 + 1 + 1) * 10 / 45, "h2d": (1 + 0.8) * 20 / 45})
+    assert rates({"compute": [(0, 10)], "h2d": [(10, 20)]}, {"compute": 10.0, "h2d": 10.0}) == {}
+
+
+def test_every_pair_and_triple_and_all_four():
+    assert len(sets(["compute", "comm", "h2d", "d2h"])) == 6 + 4 + 1
+    assert sets(["compute", "h2d"]) == [("compute", "h2d")]
+
+
+TOGETHER = [
+    {"name": "together", "args": {"streams": "compute|h2d"}, "rates": {"compute": [0.9, 0.95, 0.99], "h2d": [0.99, 1.02, 1.03]}, "rounds": 3},
+    {"name": "together", "args": {"streams": "comm|compute"}, "rates": {"compute": [0.9, 0.95, 0.99]}, "rounds": 3},
+]
+
+
+def test_the_contention_table_has_medians_and_no_gain():
+    """A set in which a stream could not be measured is left out."""
+    assert made.slowdown_of(TOGETHER, "measured: here") == {
+        "compute|h2d": {"compute": 0.95, "h2d": 1.0, "spread": {"compute": [0.9, 0.99], "h2d": [0.99, 1.03]}, "source": "measured: here"}}
+
+
+def point(name: str, ns: float | None, MB: float = 0.0, **args) -> dict:
+    return {"name": name, "args": args, "GFLOPs": 0.0, "MB": MB, "ns": ns}
+
+
+def test_numbers_come_from_the_largest_size():
+    points = [point("pin", 1e6, bytes=1 << 20), point("pin", 400e6, bytes=10**9), point("h2d", 1e6, 50, bytes=50 * 10**6, ranks=1),
+              point("h2d", 2.1e6, 50, bytes=50 * 10**6, ranks=4), point("move", 1e6, 4000, bytes=2 * 10**9), point("sync", 12_000.0),
+              {"name": "launch queue", "args": {}, "entries": 1023}, point("d2h", None, 50, bytes=1, ranks=1)]
+    assert made.numbers_of(points, 4) == pytest.approx(
+        {"pin_GBps": 2.5, "h2d_GBps": 50.0, "gpus_per_uplink": 2, "hbm_GBps": 4000.0, "sync_ns": 12_000.0, "queue_depth": 1023})
+    assert made.numbers_of([], 1) == {}
+
+
+def test_a_machine_gains_what_was_measured_and_keeps_the_rest():
+    m = dataclasses.replace(tiny_machine(), fits={"reload": {"fixed_ns": 40, "source": "measured: before"}, "qkv": {"fixed_ns": 1, "source": "measured: before"}})
+    copies = [point("h2d", 1000 + 20.0 * mb, mb, bytes=mb, ranks=1) for mb in (1, 10, 100, 1000)]
+    better = made.improved(m, [*copies, *TOGETHER], {"reload": [(0, 5, 1100.0), (0, 10, 1200.0)], "qkv": [(1, 1, 5)]}, 1, "measured: now", (2, 2, 4))
+    assert better.fits["qkv"] == m.fits["qkv"]
+    assert fitted(better.fits["reload"], 0, 1000) == pytest.approx(21_000, rel=0.01)
+    assert better.fits["reload"]["source"] == "measured: before; beyond these sizes as h2d alone"
+    assert list(better.slowdown) == ["compute|h2d"] and better.points[0] == copies[0] and better.source("gap_ns") == m.source("gap_ns")
+
+
+def test_what_nvidia_smi_prints():
+    assert sample("1665, 687.31\n") == (1665.0, 687.31)
+    assert sample("[N/A], [N/A]\n") is None
+    assert Meter(torch.device("cpu")).read(0, 1) == {"clock_MHz": None, "power_W": None}
+
+
+def plan(**changes) -> Plan:
+    return Plan(asdict(model("demo")), 1, "fp32", "cpu", **{"budget_s": 60.0, "load_s": 0.0, "rounds": 2} | changes)
+
+
+def test_every_entry_of_the_table_runs():
+    found = run(plan(), 0, None)
+    measured = {p["name"] for p in found if p.get("ns")}
+    entries = {m.name for group in table.GROUPS for m in group.entries}
+    assert measured == entries - {m.name for m in table.SEND}
+    for p in found:
+        if "ns" in p:
+            assert p["low_ns"] <= p["ns"] <= p["high_ns"] and p["rounds"] == 2 and p["clock_MHz"] is None
+    assert [p["args"]["streams"] for p in found if p["name"] == "together"] == ["compute|d2h", "compute|h2d", "d2h|h2d", "compute|d2h|h2d"]
+    shapes = {(p["args"]["q"], p["args"]["kv"], p["args"]["causal"]) for p in found if p["name"] == "attention backward"}
+    assert {(128, 128, True), (128, 128, False), (64, 256, False)} <= shapes and (64, 256, True) not in shapes
+    json.dumps(found)
+
+
+def test_what_time_does_not_suffice_for_is_not_available():
+    found = run(plan(budget_s=0.0), 0, None)
+    rest = [p for p in found if p["name"] != "together"]
+    assert len(rest) > 30 and all(p["ns"] is None and p["why"] == "not reached in the time there was" for p in rest)
+
+
+def test_what_cannot_run_says_why(monkeypatch):
+    def refuse(place, args):
+        raise RuntimeError("no such shape\nmore")
+
+    broken = table.COPY[0]._replace(make=refuse)
+    monkeypatch.setattr("engine.micro.serve.GROUPS", (table.Group("copies", 1.0, (broken, table.COPY[1])),))
+    monkeypatch.setattr("engine.micro.serve.measure_together", lambda *_: [])
+    found = run(plan(), 0, None)
+    assert {(p["name"], p["ns"] is None, p.get("why")) for p in found} == {("h2d", True, "RuntimeError: no such shape"), ("d2h", False, None)}
+
+
+def test_two_ranks_measure_what_is_sent_and_each_copy_alone_and_together():
+    lines: list[str] = []
+    run_on("engine.micro.serve", asdict(dataclasses.replace(plan(rounds=1), P=2)), 2, "cpu", lines.append)
+    found = json.loads(next(line for line in lines if line.startswith(POINTS)).removeprefix(POINTS))
+    assert sum(line.startswith(TICK) for line in lines) > 50
+    assert len([p for p in found if p["name"] == "together"]) == 11
+    assert {p["args"]["ranks"] for p in found if p["name"] == "h2d" and p["ns"]} == {1, 2}
+    assert {p["name"] for p in found if p["args"].get("ranks") == 2 and p["ns"]} >= {"all-to-all", "all-gather", "reduce-scatter"}

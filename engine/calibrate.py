@@ -38,7 +38,7 @@ def schedules(model: Model, P: int, dtype: str, strategy: Strategy = Strategy(),
     made = []
     for chunk in CHUNKS[device]:
         chunk = -(-chunk // P) * P
-        strategy = strategy.replace(sp=P, chunk=chunk, hidden="hbm", host_sync="region" if device == "cpu" else "none", zero=0)
+        strategy = strategy.replace(sp=P, chunk=chunk, hidden="hbm", host_sync="region" if device == "cpu" else "none", alloc="plan", zero=0)
         made.append(build(one, strategy, 3 * chunk, dtype))
     return made
 

@@ -20,7 +20,7 @@ from engine.pointwise import (
     ACTIVATION, ACTIVATION_BWD, NORM, NORM_BWD, add_attn_grads, add_columns, angles, cross_entropy, rope_kv, rope_kv_bwd, rope_q, rope_q_bwd,
 )
 from sim.model import Model
-from sim.ops import KINDS, split
+from sim.ops import KINDS, PARTS, split
 from sim.schedule import Op
 
 
@@ -84,7 +84,14 @@ def qkv(rt, op, reads, writes):
 
 def a2a(rt, op, reads, writes):
     send, receive = (t.view(rt.P, -1).view(torch.uint8) for t in (reads[0], writes[0]))
-    dist.all_to_all_single(receive, send, group=rt.group, async_op=False)
+    if PARTS not in op.args:
+        dist.all_to_all_single(receive, send, group=rt.group, async_op=False)
+        return
+    for part, to in zip(send.chunk(op.args[PARTS], dim=1), receive.chunk(op.args[PARTS], dim=1)):
+        part = part.contiguous()
+        got = torch.empty_like(part)
+        dist.all_to_all_single(got, part, group=rt.group, async_op=False)
+        to.copy_(got)
 
 
 def copy(rt, op, reads, writes):
@@ -101,6 +108,11 @@ def attn(rt, op, reads, writes):
     for to, found in zip(writes, (part, lse)):
         if found is not to:
             to.copy_(found)
+
+
+def merge_apart(rt, op, reads, writes):
+    """The steps of the formula one by one, none fused."""
+    merge.__wrapped__(*reads, *writes)
 
 
 def proj(rt, op, reads, writes):
@@ -231,4 +243,5 @@ def _input_grad(rt, op, dproj_TM, reads, writes):
 LAUNCHERS = {
     "qkv": qkv, "a2a": a2a, "offload": copy, "reload": copy, "attn": attn, "proj": proj, "ffn": ffn, "ce": ce,
     "ffn_bwd": ffn_bwd, "proj_bwd": proj_bwd, "attn_bwd": attn_bwd, "q_bwd": q_bwd, "kv_bwd": kv_bwd,
+    "merge": merge_apart,
 }

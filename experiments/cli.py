@@ -37,6 +37,7 @@ Chunk = Annotated[Optional[str], typer.Option("--chunk", help="C in tokens; 64K 
 ShortChunk = Annotated[Optional[str], typer.Option("--chunk", help="C in tokens; 2K if not given.")]
 Layers = Annotated[Optional[int], typer.Option("--layers", help="Layers instead of the model's own.")]
 Settings = Annotated[list[str], typer.Option("--set", metavar="FIELD=VALUE", help=f"Any strategy field; repeatable. Fields and defaults: {Strategy.defaults()}.")]
+Preset = Annotated[Optional[str], typer.Option("--strategy", help="Fields that go together, by name: fpdt-upstream, the released DeepSpeed FPDT as it is. --set wins over them.")]
 Offload = Annotated[Optional[bool], typer.Option("--offload/--no-offload", help="KV and saved activations on the host, or in HBM; on if not given.")]
 DemoName = Annotated[str, typer.Argument(metavar="MODEL", help="A name that `fpdt models` lists.")]
 Link = Annotated[Optional[float], typer.Option("--link", metavar="GBPS", help="Paces host copies to this speed, each way.")]
@@ -77,7 +78,7 @@ def kernels(
 @app.command()
 def simulate(
     model: ModelName, seq: Seq, machine: MachineName, gpus: Gpus = None, chunk: Chunk = None, layers: Layers = None,
-    settings: Settings = [], offload: Offload = None, dtype: Dtype = "bf16",
+    preset: Preset = None, settings: Settings = [], offload: Offload = None, dtype: Dtype = "bf16",
     hbm: Annotated[Optional[str], typer.Option(help="Device memory of one GPU instead of the machine's: 80GiB.")] = None,
     host: Annotated[Optional[str], typer.Option(help="Host memory of one node instead of the machine's: 1TiB.")] = None,
     save_timeline: Annotated[Optional[Path], typer.Option(metavar="FILE", help="Writes the timeline as JSON.")] = None,
@@ -91,7 +92,7 @@ def simulate(
 
     writable(save_timeline)
     computer = machines.machine(machine).override(*(None if size is None else parse_bytes(size) for size in (hbm, host)))
-    schedule, strategy = built(model, seq, gpus, chunk, layers, settings, offload, dtype)
+    schedule, strategy = built(model, seq, gpus, chunk, layers, preset_settings(preset, settings), offload, dtype)
     lint(schedule)
     timeline = simulate(schedule, strategy, computer)
     result = summary(timeline)
@@ -111,7 +112,7 @@ def simulate(
 
 @app.command()
 def show(
-    model: ModelName, seq: Seq, gpus: Gpus = None, chunk: Chunk = None, layers: Layers = None, settings: Settings = [],
+    model: ModelName, seq: Seq, gpus: Gpus = None, chunk: Chunk = None, layers: Layers = None, preset: Preset = None, settings: Settings = [],
     offload: Offload = None, dtype: Dtype = "bf16",
     out: Annotated[Optional[Path], typer.Option(metavar="FILE", help="Writes there instead of to stdout.")] = None,
 ) -> None:
@@ -119,7 +120,7 @@ def show(
     from sim import text
 
     writable(out)
-    schedule, _ = built(model, seq, gpus, chunk, layers, settings, offload, dtype)
+    schedule, _ = built(model, seq, gpus, chunk, layers, preset_settings(preset, settings), offload, dtype)
     if out:
         write(out, text.show(schedule))
     else:
@@ -144,6 +145,30 @@ def lint(file: Annotated[Path, typer.Argument(help="A schedule as `fpdt show` pr
         raise
     count = sum(len(region.ops) for region in schedule.regions.values())
     print(f"{file.name}: {count} ops, order and data proved; {text.digest(schedule)}")
+
+
+@app.command("explain-upstream")
+def explain_upstream(
+    model: ModelName, seq: Seq, machine: MachineName, gpus: Gpus = None, chunk: Chunk = None, settings: Settings = [],
+    part: Annotated[str, typer.Option(help="attention: the half of a block that the released code replaces; or block.")] = "attention",
+    dtype: Dtype = "bf16", as_json: Json = False,
+) -> None:
+    """Predicts one layer by the released DeepSpeed FPDT, and what each thing costs that it does otherwise."""
+    from experiments.upstream import explain, report
+    from sim import machine as machines
+    from sim.layout import pad
+
+    computer = machines.machine(machine)
+    if part not in ("attention", "block"):
+        raise unknown("part", part, ("attention", "block"))
+    shapes, strategy = chosen(model, gpus, chunk, None, settings, None)
+    tokens = parse_tokens(seq)
+    strategy.check(shapes, tokens)
+    found = explain(shapes, strategy, computer, tokens, one_of_dtypes(dtype), part)
+    if as_json:
+        print(json.dumps({"inputs": {"model": model, "machine": machine, "seq": tokens, "chunk": strategy.chunk, "gpus": strategy.sp, "dtype": dtype}} | found, indent=2))
+    else:
+        report(shapes, strategy, computer, pad(tokens, strategy.sp), found)
 
 
 @app.command()
@@ -256,6 +281,16 @@ def train(
     if not started():
         stoppable()
     train_command(schedule, strategy, Training(job, checkpoint and str(checkpoint), every, resume, log and str(log)))
+
+
+def preset_settings(name: str | None, settings: list[str]) -> list[str]:
+    """The settings of a strategy known by name that are not given anyway, and those given. Raises UserError."""
+    from sim.upstream import FIELDS, NAME
+
+    if name not in (None, NAME):
+        raise unknown("strategy", name, [NAME])
+    given = {setting.partition("=")[0] for setting in settings}
+    return [f"{field}={value}" for field, value in FIELDS.items() if name and field not in given] + settings
 
 
 def short(chunk: str | None, settings: list[str]) -> str | None:

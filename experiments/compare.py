@@ -64,7 +64,7 @@ def compare(
     device = probe.device()
     if machine is not None and machine.kind != device:
         raise UserError(f"machine {machine.name} is a {machine.kind} machine, this one runs on {device}; give what fpdt calibrate wrote here, or none")
-    strategy = strategy if device == "cuda" else strategy.replace(host_sync="region")
+    strategy = strategy if device == "cuda" or strategy.blocks else strategy.replace(host_sync="region")
     schedule = build(model, strategy, seq, dtype)
     lint(schedule)
     check_memory(schedule, strategy, device)

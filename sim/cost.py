@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
+from dataclasses import replace
 
 from sim.machine import Machine
-from sim.ops import KINDS, Work, key
+from sim.ops import KINDS, PARTS, Work, key
 from sim.schedule import Schedule
 
 
@@ -26,7 +27,7 @@ def op_ns(machine: Machine, schedule: Schedule) -> dict[str, int]:
             args = tuple([value for name, value in op.args.items() if name != "at"])
             same = (op.kind, args, operands, len(set(op.reads) & set(op.writes)))
             if same not in cache:
-                cache[same] = price(machine, key(op), KINDS[op.kind].work(op, schedule), schedule.P)
+                cache[same] = price(machine, key(op), KINDS[op.kind].work(op, schedule), schedule.P, op.args.get(PARTS, 1))
             result[op.id] = cache[same]
     return result
 
@@ -36,19 +37,29 @@ def features(work: Work) -> tuple[float, float]:
     return (work.gemm_flops + work.attn_flops) / 1e9, (work.link_bytes or work.hbm_bytes) / 1e6
 
 
-def price(machine: Machine, key: str, work: Work, P: int) -> int:
-    """ns of one op by its cost curve, or by the machine's rates if it has none."""
+def price(machine: Machine, key: str, work: Work, P: int, parts: int = 1) -> int:
+    """ns of one op by its cost curve, or by the machine's rates if it has none; in `parts` equal messages, the fixed part counts so often."""
+    if parts > 1:
+        return parts * price(machine, key, replace(work, link_bytes=work.link_bytes // parts), P)
     if key in machine.fits:
         return fitted(machine.fits[key], *features(work))
     if not any((work.gemm_flops, work.attn_flops, work.hbm_bytes, work.link_bytes)):
         return 0
     if key in ("offload", "reload"):
         return round(work.link_bytes / copy_GBps(machine, "d2h" if key == "offload" else "h2d", P))
+    if key.startswith("pin"):
+        rates = [machine.get(rate) for rate in needed(key)]
+        return round(sum(work.link_bytes / rate for rate in rates if rate))
     if key == "a2a":
         return round(work.link_bytes / link_GBps(machine, P))
     attn = machine["attn_bwd_TFLOPS" if key.startswith("attn_bwd") else "attn_fwd_TFLOPS"]
     arithmetic_ns = (work.gemm_flops / machine["gemm_TFLOPS"] + work.attn_flops / attn) / 1e3
     return round(max(arithmetic_ns, work.hbm_bytes / machine["hbm_GBps"]))
+
+
+def needed(key: str) -> list[str]:
+    """The numbers a cost key needs that a machine may lack."""
+    return ["pin_GBps"] * key.startswith("pin") + ["zero_GBps"] * (key == "pin.zero")
 
 
 def fitted(fit: dict, gflop: float, megabytes: float) -> int:

@@ -16,8 +16,10 @@ from sim.layout import ITEM
 from sim.model import Model, groups
 from sim.schedule import HANDED, Op, Schedule, chunk_of
 
-FLAGS = ("causal",)
+FLAGS = ("causal", "zero")
 """Arguments that are present or absent; all others are name=number."""
+PARTS = "parts"
+"""An argument that an all-to-all may have: in how many messages it goes."""
 
 
 class DataError(Exception):
@@ -124,7 +126,7 @@ def check(op: Op, model: Model, where: str = "") -> None:
         if op.args.get(name, -1) < (name != "at"):
             raise UserError(f"{where}{op.id} needs {name}= with a positive number; a {op.kind} takes {' '.join(f'{a}=' for a in kind.args)}")
     if len(op.args) > len(kind.args):
-        for name in op.args.keys() - kind.args - set(FLAGS):
+        for name in op.args.keys() - kind.args - set(FLAGS) - ({PARTS} if op.kind == "a2a" else set()):
             raise UserError(f"{where}{op.id} has {name}=, which a {op.kind} does not know; it takes {' '.join(f'{a}=' for a in kind.args) or 'nothing'}")
 
 
@@ -135,7 +137,7 @@ def key(op: Op) -> str:
         name += "+merge"
     if name == "attn_bwd":
         name += "+merge" * sum(w in op.reads for w in op.writes)
-    return name + (".causal" if op.args.get("causal") else "")
+    return name + "".join(f".{flag}" for flag in FLAGS if op.args.get(flag))
 
 
 # ---- what an output stands for ------------------------------------------------------------------------------------------
@@ -306,6 +308,18 @@ def _attn(op, v, s):
     return [("o", i, cover, "h"), ("lse", i, cover, "h")]
 
 
+def _merge(op, v, s):
+    i = _want(op, v[0], "o", "h", s)[1]
+    _length(op, "q", i, s)
+    covers = []
+    for o, lse in (v[:2], v[2:]):
+        covers.append(_want(op, o, "o", "h", s, i)[2])
+        _want(op, lse, "lse", "h", s, i, covers[-1])
+    if covers[0] & covers[1]:
+        raise DataError(f"{op.id} merges {describe(v[0])} with {describe(v[2])}, which it has already")
+    return [("o", i, covers[0] | covers[1], "h"), ("lse", i, covers[0] | covers[1], "h")]
+
+
 def _pair(op, i, j, s):
     _length(op, "q", i, s)
     _length(op, "kv", j, s)
@@ -393,6 +407,7 @@ def _kv_bwd(op, v, s):
 
 
 def _sync(op, v, s):
+    """The host makes nothing."""
     return []
 
 
@@ -433,6 +448,16 @@ def _a2a_work(op: Op, s: Schedule) -> Work:
     """Each rank sends all but its own part."""
     role = s.buffer(op.id.split(".", 1)[0], op.reads[0]).role
     return Work(link_bytes=s.layout.size_bytes(role, op.args["n"]) * (s.P - 1) // s.P)
+
+
+def _merge_work(op: Op, s: Schedule) -> Work:
+    """One kernel a step of the formula: the part to fp32, both scaled, added."""
+    part = s.layout.size_bytes("o", op.args["q"])
+    return Work(hbm_bytes=part + 8 * s.layout.size_bytes("acc", op.args["q"]))
+
+
+def _pinned(op: Op, s: Schedule) -> Work:
+    return Work(link_bytes=op.args["bytes"])
 
 
 def _free(op: Op, s: Schedule) -> Work:
@@ -516,3 +541,5 @@ _add("q_bwd", "compute", "dq x dx", "norm1 q", "dx", "dnorm1 dq", "n at",
 _add("kv_bwd", "compute", "dkv x dx", "norm1 kv", "dx", "dnorm1 dkv", "n at",
      _gemm(lambda m: 2 * m.kv_dim * m.hidden, 2, 10), _kv_bwd, _scratch(lambda m, e, P, up: e * 2 * m.kv_dim + max(e * m.hidden, 4 * m.rotary_dim)))
 _add("sync", "host", "", "", "", "", "", _free, _sync)
+_add("merge", "compute", "o lse part part_lse", "", "o lse", "", "q", _merge_work, _merge, lambda op, s, kernel="": 3 * s.layout.size_bytes("acc", op.args["q"]))
+_add("pin", "host", "", "", "", "", "bytes", _pinned, _sync)

@@ -26,8 +26,8 @@ class Part:
     """Stream of each op, in issue order."""
     streams: dict[int, list[tuple[int, int, tuple]]]
     """Stream -> (op, ns, waits) in order; a wait is (instances back, op)."""
-    syncs: dict[int, tuple]
-    """Host op -> its waits."""
+    syncs: dict[int, tuple[tuple, int]]
+    """Host op -> its waits, and ns that it takes then."""
     begins: int
     """First compute op, or -1."""
 
@@ -58,7 +58,7 @@ def parts(schedule: Schedule, ns: dict[str, int], ext: Externals, order: list[st
         for k, (op, s) in enumerate(zip(ops, host)):
             waits = waits_of(op, region, before)
             if s == HOST:
-                syncs[k] = waits
+                syncs[k] = waits, ns[op.id]
             else:
                 streams.setdefault(s, []).append((k, ns[op.id], waits + ((0, gate),) if gate >= 0 and mine and k == mine[0] else waits))
         if region in ext.gather:

@@ -18,10 +18,11 @@ from simpy.events import Timeout
 
 from sim import memory
 from sim.contention import Pool
-from sim.cost import op_ns, unfitted
+from sim.cost import needed, op_ns, unfitted
 from sim.errors import UserError
 from sim.externals import NAMES, Externals, externals
 from sim.machine import NUMBERS, Machine
+from sim.ops import key
 from sim.parts import HOST, parts
 from sim.schedule import STREAMS, Schedule
 from sim.strategy import Strategy
@@ -98,7 +99,7 @@ class _World:
             for i, stream in enumerate(part.host):
                 me.i, me.phase = i, IDLE
                 if stream == HOST:
-                    yield from self._sync(me, part.syncs[i])
+                    yield from self._sync(me, *part.syncs[i])
                     continue
                 if self.open >= self.depth:
                     self.room = Event(env)
@@ -116,16 +117,17 @@ class _World:
             for s in [s for s in asked if self.state[s].phase == PARKED]:
                 asked.pop(s).succeed()
 
-    def _sync(self, me: _Stream, waits: tuple):
+    def _sync(self, me: _Stream, waits: tuple, ns: int):
         start, last, me.phase = self.env.now, 0, WAIT
         me.start = start
         for back, k in waits:
             if self._done(me.v - back)[k] < 0:
                 yield self._event(me.v - back, k)
             last = max(last, self._done(me.v - back)[k])
-        if last > start and self.return_:
-            me.phase, me.end = RUN, last + self.return_
-            yield Timeout(self.env, self.return_)
+        rest = ns + (self.return_ if last > start else 0)
+        if rest:
+            me.phase, me.end = RUN, self.env.now + rest
+            yield Timeout(self.env, rest)
         self._finish(me.v, me.i, start, self.env.now)
         me.start = None
 
@@ -284,6 +286,8 @@ def _assumptions(machine: Machine, schedule: Schedule, world: _World) -> list[st
         notes.append(f"cost curves: measured in {machine.dtype}, taken for {schedule.dtype}")
     if schedule.P > machine["gpus_per_node"]:
         notes.append(f"P={schedule.P} spans nodes of {int(machine['gpus_per_node'])}: all-to-alls and reductions run wholly at the network's speed")
-    notes += [f"{key}: no cost curve was measured, priced by rates" for key in unfitted(machine, schedule)]
+    keys = {key(op) for region in schedule.regions.values() for op in region.ops if op.kind == "pin"}
+    notes += [f"{name}: {machine.source(name)}, priced at nothing" for name in sorted({n for k in keys for n in needed(k)}) if machine.get(name) is None]
+    notes += [f"{name}: no cost curve was measured, priced by rates" for name in unfitted(machine, schedule)]
     notes.append("external work (embedding, gathers, reductions, optimizer) slows nothing else")
     return notes

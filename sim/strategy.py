@@ -50,7 +50,22 @@ class Strategy:
     zero: int = 3
     """ZeRO stage of the model states, over all ranks: 0 replicates, 3 shards parameters, gradients and optimizer."""
     host_sync: str = "none"
-    """Extra host blocks. none, or region: the host waits for each region to end (what foreign code on the CPU needs)."""
+    """Extra host blocks. none; region: the host waits for each region to end (what foreign code on the CPU needs); chunk: also for a chunk's
+    all-to-alls; pair: also for each pair of chunks, and the reloads for the next one."""
+    alloc: str = "plan"
+    """Host memory: plan, taken and pinned once; or chunk, taken for each copy out, by a host that waits for it."""
+    merge: str = "fused"
+    """Partial outputs are merged in the attention operation, fused; or in one of their own, separate."""
+    kv_a2a: str = "together"
+    """Keys and values in one all-to-all, together; or each in its own, apart."""
+    lookahead: int = 1
+    """Chunks whose projections and all-to-alls are issued ahead of a row of forward's attention: 1 or 0."""
+    copy_streams: int = 2
+    """2: copies out and copies in run beside each other; 1: those of attention's operands wait for each other, in issue order."""
+    input: str = "host"
+    """Where the block input rests until backward, if it is handed over in HBM and the rest on the host: host (a copy out and back) or hbm."""
+    reload_first: bool = False
+    """Forward ends by fetching chunk 0 back, which stays in HBM until backward."""
 
     def __post_init__(self) -> None:
         for name in ("sp", "chunk", "prefetch", "ffn_sub", "loss_sub"):
@@ -66,6 +81,11 @@ class Strategy:
                 raise UserError(f"{name}={value} is {state}; built: {', '.join(map(str, built))}")
         if self.hidden == "host" and not self.offload:
             raise UserError("hidden=host keeps hidden states on the host and offload=false what backward needs in HBM; try offload=true")
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the host waits at the end of a region."""
+        return self.host_sync != "none"
 
     def check(self, model: Model, seq: int) -> None:
         """The rules that tie a strategy to a model and a sequence of `seq` tokens. Raises UserError."""
@@ -115,7 +135,13 @@ _CHOICES = (
     ("hidden", ("hbm", "host"), ()),
     ("rows", ("ascending", "alternating"), ()),
     ("zero", (0, 3), (1, 2)),
-    ("host_sync", ("none", "region"), ()),
+    ("host_sync", ("none", "region", "chunk", "pair"), ()),
+    ("alloc", ("plan", "chunk"), ()),
+    ("merge", ("fused", "separate"), ()),
+    ("kv_a2a", ("together", "apart"), ()),
+    ("lookahead", (1, 0), ()),
+    ("copy_streams", (2, 1), ()),
+    ("input", ("host", "hbm"), ()),
 )
 
 

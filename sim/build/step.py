@@ -7,6 +7,7 @@ from sim.build.backward import Backward
 from sim.build.emit import Emit
 from sim.build.forward import Forward
 from sim.build.loss import loss
+from sim.build.rewrites import rewrite
 from sim.layout import Layout, chunks, pad
 from sim.model import Model
 from sim.plan import plan
@@ -23,11 +24,13 @@ def draft(model: Model, strategy: Strategy, seq: int, dtype: str = "bf16") -> Sc
     kept = saved.declare(layout, parts, strategy)
 
     def emit(name: str) -> Emit:
-        return Emit(name, layout, parts, strategy.host_sync == "region", kept)
+        return Emit(name, layout, parts, strategy.blocks, kept)
 
     regions = {"fwd": Forward(emit("fwd"), strategy).build(), "loss": loss(emit("loss"), strategy), "bwd": Backward(emit("bwd"), strategy).build()}
     require = {name: ops.owes(name, model) for name in regions}
-    return Schedule(model, seq, strategy.sp, min(strategy.chunk, seq), dtype, regions, kept, require)
+    schedule = Schedule(model, seq, strategy.sp, min(strategy.chunk, seq), dtype, regions, kept, require)
+    rewrite(schedule, strategy)
+    return schedule
 
 
 def build(model: Model, strategy: Strategy, seq: int, dtype: str = "bf16", reuse: bool = True) -> Schedule:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from test_lint import GQA, MHA
 from test_waits import LENGTHS, STRATEGIES
 
+from sim import upstream
 from sim.build.step import build
 from sim.errors import UserError
 from sim.lint import LintError, lint
@@ -21,6 +22,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 SCHEDULES = {
     "schedule_P1_resident.txt": lambda: build(MHA, Strategy(chunk=32, offload=False), 70, "fp32"),
     "schedule_P2_hidden_host.txt": lambda: build(GQA, Strategy(sp=2, chunk=32, hidden="host", accum="host", save="o", order="query-down"), 70),
+    "schedule_P2_upstream.txt": lambda: build(GQA, Strategy(sp=2, chunk=32, **upstream.FIELDS), 64),
     "schedule_P2_gqa_slots2.txt": lambda: build(GQA, Strategy(sp=2, chunk=32, prefetch=2), 90),
 }
 

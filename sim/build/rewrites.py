@@ -207,20 +207,20 @@ def _hoisted(ops: list[Op]) -> tuple[list[Op], list[Op]]:
 
 
 def _pin(region: Region, s: Schedule, sums: str | None) -> None:
-    """Each host buffer that a region copies to is taken just before; those of sums that more than one row adds to all before the first
-    pair, and set to zero, also where a slot spares the copy. The stock allocator takes a power of two."""
+    """Each host buffer that a region copies to is taken just before; those of sums all before the first pair, and set to zero but for the
+    first, also where a slot spares the copy. The stock allocator takes a power of two."""
     taken: set[str] = set()
 
-    def pin(name: str, size: int, **flags: bool) -> Op:
+    def pin(name: str, size: int, zero: bool = False) -> Op:
         taken.add(name)
-        return Op(f"{region.name}.pin.{name.removesuffix('@host')}", "host", (), (), {"bytes": 1 << (size - 1).bit_length(), **flags})
+        return Op(f"{region.name}.pin.{name.removesuffix('@host')}", "host", (), (), {"bytes": 1 << (size - 1).bit_length()} | ({"zero": True} if zero else {}))
 
-    zeroed = [pin(f"{sums}[{i}]@host", s.layout.size_bytes(sums, n), zero=True) for i, (_, n) in enumerate(s.chunks) if sums and i != (0 if sums == "dq" else len(s.chunks) - 1)]
+    early = [pin(f"{sums}[{i}]@host", s.layout.size_bytes(sums, n), i > 0) for i, (_, n) in enumerate(s.chunks) if sums]
     made: list[Op] = []
     for op in region.ops:
         if op.kind in PAIRS:
-            made += zeroed
-            zeroed = []
+            made += early
+            early = []
         if op.kind == "offload" and op.writes[0] not in taken:
             made.append(pin(op.writes[0], s.buffer(region.name, op.writes[0]).size_bytes))
         made.append(op)

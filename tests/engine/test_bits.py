@@ -57,7 +57,8 @@ def run(ranks, P: int, **how):
 
 @pytest.mark.parametrize("P", (1, 2))
 @pytest.mark.parametrize("how", [
-    {"offload": False}, {"reuse": False}, {"offload": False, "reuse": False}, {"prefetch": 1}, {"prefetch": 3}, {"host_sync": "region"},
+    {"offload": False}, {"reuse": False}, {"offload": False, "reuse": False}, {"prefetch": 1}, {"prefetch": 3}, {"host_sync": "region"}, {"host_sync": "chunk", "input": "hbm"},
+    {"host_sync": "pair", "lookahead": 0, "kv_a2a": "apart", "copy_streams": 1, "reload_first": True},
     {"hook": "jitter"}, {"hook": "jitter", "prefetch": 1}, {"hook": "jitter", "offload": False},
     {"link_GBps": 0.02}, {"dtype": "bf16", "offload": False}, {"dtype": "bf16", "reuse": False}, {"dtype": "bf16", "hook": "poison"},
     {"hook": "poison"}, {"hook": "poison", "prefetch": 1}, {"hook": "poison", "reuse": False},

@@ -10,6 +10,7 @@ import pytest
 
 from engine.launch import LAUNCHERS
 from engine.model import LanguageModel
+from sim.errors import UserError
 from tests.engine.cases import running, schedule, shard, text, tiny, train
 from tests.engine.ranks import RankError, Ranks
 
@@ -62,3 +63,9 @@ def test_a_rank_that_gives_no_answer_is_ended():
     with pytest.raises(RankError, match="rank 1: no answer"):
         ranks.run(hang, within_s=3)
     assert not any(process.is_alive() for process in ranks.processes)
+
+
+def test_what_is_only_priced_is_not_run():
+    with pytest.raises(UserError, match=r"^fwd.pin.kv\[0\] takes pinned memory in the middle of a step, which is priced and not run; build the schedule with alloc=plan$"):
+        with running(schedule(tiny(), 64, 32, alloc="chunk")):
+            pass

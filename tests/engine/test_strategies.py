@@ -4,6 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sim import upstream
 from tests.engine.cases import block_inputs, run_block, running, schedule, tiny
 from tests.engine.numerics import CHUNKS, SEQ, base, check, measure
 
@@ -38,6 +39,16 @@ def test_gradients_do_not_get_worse_with_chunks(ranks, model, u):
     for order in ORDERS[1:]:
         check(ranks(2).run(measure, MODELS[model], SEQ, "fp32", CHUNKS[u], True, (0,), None, {"save": "input", "order": order, **WAYS[True]})[0],
               base(MODELS[model], SEQ, "fp32", (0,)), "fp32")
+
+
+@pytest.mark.parametrize("P", (1, 2))
+@pytest.mark.parametrize("dtype", ("fp32", "bf16"))
+def test_the_released_schedule_is_right_too(ranks, dtype, P):
+    """As it is, but for where its pinned memory comes from: merges of their own, messages in parts, blocks, sums of dq through the host."""
+    way = upstream.FIELDS | {"alloc": "plan"}
+    found = ranks(P).run(measure, MODELS["llama"], SEQ, dtype, CHUNKS[5], True, (0,), None, way)
+    assert all(each == found[0] for each in found)
+    check(found[0], base(MODELS["llama"], SEQ, dtype, (0,)), dtype)
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from experiments import cli
-from sim import text, timeline
+from sim import text, timeline, upstream
 from sim.strategy import Strategy
 
 SIMULATE = "simulate llama3-8b --machine a100-80g-sxm --gpus 4 --layers 2 --seq 128K --chunk 32K --json"
@@ -44,8 +44,9 @@ def test_json_has_its_inputs(fpdt):
 
 def test_help_lists_the_fields_of_set_with_their_defaults(fpdt):
     said = " ".join(fpdt("simulate --help").replace("│", " ").split())
-    assert ("Fields and defaults: sp=1, chunk=64K, prefetch=2, offload=true, save=qkvo, order=query-up, accum=hbm, rows=ascending, "
-            "skip_resident=false, reuse_slack=0, ffn_sub=2, loss_sub=32, zero=3, host_sync=none.") in said
+    assert ("Fields and defaults: sp=1, chunk=64K, prefetch=2, offload=true, save=qkvo, order=query-up, accum=hbm, hidden=hbm, rows=ascending, "
+            "skip_resident=false, reuse_slack=0, ffn_sub=2, loss_sub=32, zero=3, host_sync=none, alloc=plan, merge=fused, kv_a2a=together, "
+            "lookahead=1, copy_streams=2, input=host, reload_first=false.") in said
 
 
 def test_capacities_decide_whether_it_fits(fpdt):
@@ -63,13 +64,34 @@ def test_padding_is_said(fpdt):
 
 def test_set_reaches_every_strategy_field(fpdt, tmp_path):
     values = {"sp": 2, "chunk": 8192, "prefetch": 3, "offload": False, "save": "qkvo", "order": "query-up", "ffn_sub": 1, "loss_sub": 4, "zero": 0, "host_sync": "region",
-              "accum": "host", "skip_resident": True, "rows": "alternating", "reuse_slack": 4}
+              "accum": "host", "hidden": "hbm", "skip_resident": True, "rows": "alternating", "reuse_slack": 4, "alloc": "chunk", "merge": "separate",
+              "kv_a2a": "apart", "lookahead": 0, "copy_streams": 1, "input": "hbm", "reload_first": True}
     assert set(values) == {f.name for f in dataclasses.fields(Strategy)}
     path = tmp_path / "timeline.json"
     settings = " ".join(f"--set {name}={value}" for name, value in values.items())
     fpdt(f"simulate llama3-8b --machine a100-80g-sxm --layers 1 --seq 32K {settings} --save-timeline {path}")
     assert timeline.load(path).meta["strategy"] == values
     assert [p.name for p in tmp_path.iterdir()] == ["timeline.json"]
+
+
+def test_a_strategy_by_name_and_what_is_set_beside_it(fpdt):
+    found = json.loads(fpdt(SIMULATE + " --strategy fpdt-upstream --set host_sync=none --set prefetch=3"))["inputs"]["strategy"]
+    assert found == dataclasses.asdict(Strategy(sp=4, chunk=32768, **upstream.FIELDS).replace(host_sync="none", prefetch=3))
+    assert "host     fwd.pin.kv[0]" in fpdt("show demo --gpus 2 --seq 1K --chunk 256 --strategy fpdt-upstream")
+
+
+def test_what_each_term_of_the_released_code_costs(fpdt):
+    """llama3-8b, S = 256K on two H200s: 3.5 GiB and 16 MiB are pinned in forward, at 2.86 GB/s, while the device has nothing to do."""
+    command = "explain-upstream llama3-8b --gpus 2 --seq 256K --chunk 64K --machine h200-141g-sxm"
+    found = json.loads(fpdt(f"{command} --json"))
+    terms = {t["term"]: t for t in found["terms"]}
+    assert list(terms) == [t.name for t in upstream.TERMS]
+    assert terms["pinned allocation"]["forward_ms"] == pytest.approx((3.5 * 2**30 + 2**24) / 2.86e6, rel=0.01)
+    assert 0 < found["ours_forward_ms"] < found["forward_ms"] and 0 < found["ours_backward_ms"] < found["backward_ms"]
+    assert found["measured"] == {"model": "llama3-8b", "gpus": "2", "seq": "256K", "chunk": "64K", "prototype_fwd_ms": "523", "prototype_bwd_ms": "1414", "fpdt_fwd_ms": "1624", "fpdt_bwd_ms": "2607"}
+    said = fpdt(command)
+    assert "fpdt-upstream, backward" in said and "zero_GBps: never measured, priced at nothing" in said
+    assert json.loads(fpdt(command.replace("256K", "128K").replace("64K", "32K") + " --part block --json"))["measured"] is None
 
 
 def test_show_writes_what_lint_reads(fpdt, tmp_path):

@@ -25,8 +25,8 @@ GPT = {
 WEIGHTS = {"llama": LLAMA, "gpt": GPT}
 FIRST = {"qkv": 1, "proj": 2, "ffn": 1, "ce": 2, "ffn_bwd": 2, "proj_bwd": 2, "q_bwd": 3, "kv_bwd": 3}
 """Activations before the weights; one more where ffn_bwd is given the saved up projection."""
-STREAM = dict.fromkeys(("qkv", "attn", "proj", "ffn", "ce", "ffn_bwd", "proj_bwd", "attn_bwd", "q_bwd", "kv_bwd"), "compute") | {
-    "a2a": "comm", "offload": "d2h", "reload": "h2d", "sync": "host"}
+STREAM = dict.fromkeys(("qkv", "attn", "proj", "ffn", "ce", "ffn_bwd", "proj_bwd", "attn_bwd", "q_bwd", "kv_bwd", "merge"), "compute") | {
+    "a2a": "comm", "offload": "d2h", "reload": "h2d", "sync": "host", "pin": "host"}
 
 
 GRADIENT = "gradient on the host"
@@ -315,7 +315,7 @@ class Oracle:
     def _apart(self, op, pieces) -> None:
         """Outputs share no byte with other operands, but for accumulators."""
         kind = kind_of(op)
-        same = {"attn": {(2, 0), (3, 1)}, "kv_bwd": {(2, 0)}, "q_bwd": {(2, 0)}}.get(kind, set())
+        same = {"attn": {(2, 0), (3, 1)}, "merge": {(0, 0), (1, 1)}, "kv_bwd": {(2, 0)}, "q_bwd": {(2, 0)}}.get(kind, set())
         later = 5 if kind == "attn_bwd" else FIRST[kind] + len(self.weights[kind]) if kind in ("ce", "ffn_bwd", "proj_bwd", "q_bwd", "kv_bwd") else 99
         for w, name in enumerate(op.writes):
             for r, other in enumerate(op.reads):
@@ -432,8 +432,16 @@ class Maths:
         for value, name in zip(v[first:], names):
             self.need(value, name, "whole")
         match self.kind:
-            case "sync":
+            case "sync" | "pin":
                 return []
+            case "merge":
+                i = self.need(v[0], "o", "head")[1]
+                self.length("q", i)
+                kept, part = (self.need(v[k], "o", "head", i)[2] for k in (0, 2))
+                self.need(v[1], "lse", "head", i, kept), self.need(v[3], "lse", "head", i, part)
+                if kept & part:
+                    self.bad("a pair twice")
+                return [(name, i, kept | part, "head") for name in ("o", "lse")]
             case "qkv":
                 i = self.need(v[0], x, tok)[1]
                 self.at(i)

@@ -32,7 +32,7 @@ def tiny_schedule(regions: dict[str, str], layers: int = 1, P: int = 1) -> Sched
             stream, name, *waits = line.split()
             waits = tuple(w if w.startswith("prev:") else f"{region}.{w}" for w in waits[1:])
             reads, writes = OPERANDS.get(name.split("[")[0].split(".")[0], ((), ()))
-            ops.append(Op(f"{region}.{name}", stream, reads, writes, {"n": 4, "sub": 1}, waits))
+            ops.append(Op(f"{region}.{name}", stream, reads, writes, {"bytes": 4} if stream == "host" and name.startswith("pin") else {"n": 4, "sub": 1}, waits))
         built[region] = Region(region, ops, {})
     model = Model(**{f: getattr(MODEL, f) for f in MODEL.__dataclass_fields__} | {"layers": layers})
     return Schedule(model, 4, P, 4, "bf16", built, dict(SAVED), {})

@@ -18,6 +18,7 @@ from engine.micro.fit import improved
 from engine.micro.place import Plan
 from engine.micro.table import own_heads
 from engine.worker import Job, Run
+from engine.world import started, world
 from sim import text
 from sim.build.step import build
 from sim.cost import features
@@ -112,14 +113,15 @@ def profile(model: Model, P: int, dtype: str, made: list[Schedule], runs: list[R
     numbers["peak_name"] = {"value": f"best GEMM of the calibration ({dtype}, one {'core' if device == 'cpu' else 'GPU'})", "source": source}
     if kernel := next((run.kernel for run in runs if run.kernel), ""):
         numbers["kernel"] = {"value": kernel, "source": source}
+    here = world().local_size if started() else P
     numbers["dtype"] = {"value": dtype, "source": source}
     numbers["hbm_GBps"]["source"] = "assumed: used only for ops that no calibration run touched"
     if P == 1:
         numbers |= {name: {"value": values[name], "source": "assumed: one rank sends nothing"} for name in ("nvlink_GBps", "network_GBps")}
     numbers |= {
-        "gpus_per_node": {"value": P, "source": "measured: ranks of the calibration"},
+        "gpus_per_node": {"value": here, "source": "measured: ranks of the calibration"},
         "gpus_per_uplink": {"value": 1, "source": "assumed: copies are timed while all ranks copy"},
-    } | probe.capacities(P, device)
+    } | probe.capacities(here, device)
     return Machine(device, device, numbers, fits, where=f"calibration of {device}")
 
 

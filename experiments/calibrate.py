@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from engine import probe
 from engine.calibrate import calibrate
 from engine.micro.place import Plan
 from engine.micro.serve import POINTS, TICK
+from engine.micro.serve import run as run_micro
 from engine.ranks import Ranks, run
-from engine.worker import Job, Run
+from engine.worker import Job, Run, joined, run_job
+from engine.world import started
 from experiments.bars import pinning, progress
 from sim.machine import Machine
 from sim.model import Model
@@ -37,26 +40,57 @@ def calibrated(
 def microbenchmarks(bar: Progress) -> Callable[[Plan], list[dict]]:
     """Runs a plan on ranks of its own, with a bar."""
     def measured(plan: Plan) -> list[dict]:
-        task, found = bar.add_task("microbenchmarks", total=None, state=""), []
+        show, found = _named_ticks(bar), []
 
         def hear(line: str) -> None:
             if line.startswith(TICK):
                 done, total, name = line.removeprefix(TICK).strip().split(" ", 2)
-                bar.update(task, completed=int(done), total=int(total), state=name)
+                show(int(done), int(total), name)
             elif line.startswith(POINTS):
                 found.extend(json.loads(line.removeprefix(POINTS)))
 
         run("engine.micro.serve", asdict(plan), plan.P, plan.device, hear)
-        bar.update(task, completed=bar.tasks[task].total, state="")
         return found
 
     return measured
 
 
 def calibrate_command(model: Model, P: int, dtype: str, link_GBps: float | None, out: Path, micro: bool | None = None) -> None:
-    """Calibrates, and writes the machine's JSON. `micro`: microbenchmarks too; where it is not said, on GPUs."""
+    """Calibrates, and writes the machine's JSON. `micro`: microbenchmarks too; where it is not said, on GPUs. On ranks of its own, or on those
+    that torchrun has started."""
     device = probe.device()
+    wanted = device == "cuda" if micro is None else micro
+    if started():
+        _calibrate_here(model, P, dtype, link_GBps, out, device, wanted)
+        return
     with progress() as bar, Ranks(P, device) as ranks:
-        wanted = device == "cuda" if micro is None else micro
         calibrated(model, dtype, ranks, P, bar, link_GBps, device=device, micro=microbenchmarks(bar) if wanted else None).save(out)
     print(f"{out}: use it with --machine {out}")
+
+
+def _calibrate_here(model: Model, P: int, dtype: str, link_GBps: float | None, out: Path, device: str, micro: bool) -> None:
+    """On this rank, as all others do; rank 0 shows the bar and writes."""
+    with joined(device, "fpdt: ") as (rank, group), progress() if rank == 0 else nullcontext() as bar:
+        def timelines(jobs: list[Job]) -> list[Run]:
+            tick = _ticks(bar, "calibrate this machine", sum(job.steps for job in jobs))
+            return [run_job(job, rank, group, tick) for job in jobs]
+
+        def points(plan: Plan) -> list[dict]:
+            return run_micro(plan, rank, group, _named_ticks(bar))
+
+        found = calibrate(model, P, dtype, timelines, link_GBps, device=device, micro=points if micro else None)
+        if rank == 0:
+            found.save(out)
+            bar.console.print(f"{out}: use it with --machine {out}")
+
+
+def _ticks(bar: Progress | None, name: str, total: int) -> Callable[[], None]:
+    """What to call after each step; nothing where there is no bar."""
+    task = bar and bar.add_task(name, total=total, state="")
+    return lambda: None if bar is None else bar.advance(task)
+
+
+def _named_ticks(bar: Progress | None) -> Callable[[int, int, str], None]:
+    """What to call with what is done, of how much, and its name."""
+    task = bar and bar.add_task("microbenchmarks", total=None, state="")
+    return lambda done, total, name: None if bar is None else bar.update(task, completed=done, total=total, state=name)

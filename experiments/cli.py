@@ -177,13 +177,16 @@ def calibrate(
     micro: Annotated[Optional[bool], typer.Option("--micro/--no-micro", help="Microbenchmarks too: streams together, other sizes and kernels, the host; on GPUs if not given.")] = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The machine it writes.")] = Path("cpu.json"),
 ) -> None:
-    """Measures this machine, its GPUs or else its CPU cores, for predictions about it."""
+    """Measures this machine, its GPUs or else its CPU cores, for predictions about it. Under torchrun it uses torchrun's ranks."""
     writable(out)
     positive("--link", link, 10)
-    shapes, strategy = chosen(model, gpus, None, None, [], None)
+    shapes, strategy = chosen(model, all_ranks(gpus), None, None, [], None)
+    strategy.check(shapes, strategy.chunk)
+    from engine.world import started
     from experiments.calibrate import calibrate_command
 
-    stoppable()
+    if not started():
+        stoppable()
     calibrate_command(shapes, strategy.sp, one_of_dtypes(dtype), link, out, micro)
 
 
@@ -252,16 +255,13 @@ def train(
     positive("--lr", lr, 3e-3)
     if resume and not checkpoint:
         raise UserError("--resume needs the folder to resume from; name it with --checkpoint")
-    from engine.world import started, world
-
-    ranks = world().size if started() else gpus
-    if gpus not in (None, ranks):
-        raise UserError(f"--gpus {gpus} is not the {ranks} ranks that torchrun has started; drop it")
+    ranks = all_ranks(gpus)
     import torch
 
     from engine.checkpoint import done
     from engine.training import Training
     from engine.worker import Job
+    from engine.world import started
     from experiments.train import train_command
     from sim import text
 
@@ -281,6 +281,16 @@ def train(
     if not started():
         stoppable()
     train_command(schedule, strategy, Training(job, checkpoint and str(checkpoint), every, resume, log and str(log)))
+
+
+def all_ranks(gpus: int | None) -> int | None:
+    """As many as torchrun has started, else those that were asked for. Raises UserError where both are said and differ."""
+    from engine.world import started, world
+
+    ranks = world().size if started() else gpus
+    if gpus not in (None, ranks):
+        raise UserError(f"--gpus {gpus} is not the {ranks} ranks that torchrun has started; drop it")
+    return ranks
 
 
 def preset_settings(name: str | None, settings: list[str]) -> list[str]:

@@ -30,7 +30,8 @@ BEND = 0.03
 def improved(machine: Machine, points: list[dict], timelines: dict[str, list[Point]], P: int, source: str, shape: tuple[int, int, int]) -> Machine:
     """A calibrated machine with what its microbenchmarks add. `timelines`: the points its fits were made of, by cost key; `shape`: query heads,
     KV heads of a rank and head_dim of these."""
-    numbers = machine.numbers | {name: {"value": value, "source": source} for name, value in numbers_of(points, P).items()}
+    here = int(machine["gpus_per_node"])
+    numbers = machine.numbers | {name: {"value": value, "source": source} for name, value in numbers_of(points, P, here).items()}
     fits = dict(machine.fits)
     for key, samples in timelines.items():
         if key in LIKE and (more := _like(key, points, P, machine.kernel, shape)):
@@ -38,8 +39,8 @@ def improved(machine: Machine, points: list[dict], timelines: dict[str, list[Poi
     return replace(machine, numbers=numbers, fits=fits, slowdown=machine.slowdown | slowdown_of(points, source), points=points)
 
 
-def numbers_of(points: list[dict], P: int) -> dict[str, float]:
-    """Numbers of a machine; what was not measured is absent."""
+def numbers_of(points: list[dict], P: int, here: int) -> dict[str, float]:
+    """Numbers of a machine, of whose P ranks so many are on this node; what was not measured is absent."""
     def rate(name: str, **args) -> float | None:
         """GB/s of the largest size."""
         largest = max((p for p in _measured(points, name, **args)), key=lambda p: p["args"]["bytes"], default=None)
@@ -51,12 +52,12 @@ def numbers_of(points: list[dict], P: int) -> dict[str, float]:
     ways = {way: (rate(way, ranks=1), rate(way, ranks=P)) for way in ("h2d", "d2h")}
     found = {
         "pin_GBps": rate("pin"), "zero_GBps": rate("zero pinned"), "sync_ns": value("sync", "ns"), "queue_depth": value("launch queue", "entries"),
-        "hbm_GBps": rate("move"), "nvlink_GBps": rate("all-to-all", ranks=P),
+        "hbm_GBps": rate("move"), "nvlink_GBps": rate("all-to-all", ranks=here), "network_GBps": rate("all-to-all", ranks=P) if P > here else None,
         **{f"{way}_GBps": alone for way, (alone, _) in ways.items()},
     }
     shares = [alone / all_ for alone, all_ in ways.values() if alone and all_]
-    if P > 1 and shares:
-        found["gpus_per_uplink"] = max(1, min(P, round(max(shares))))
+    if here > 1 and shares:
+        found["gpus_per_uplink"] = max(1, min(here, round(max(shares))))
     return {name: v for name, v in found.items() if v}
 
 

@@ -83,9 +83,15 @@ def test_numbers_come_from_the_largest_size():
     points = [point("pin", 1e6, bytes=1 << 20), point("pin", 400e6, bytes=10**9), point("h2d", 1e6, 50, bytes=50 * 10**6, ranks=1),
               point("h2d", 2.1e6, 50, bytes=50 * 10**6, ranks=4), point("move", 1e6, 4000, bytes=2 * 10**9), point("sync", 12_000.0),
               {"name": "launch queue", "args": {}, "entries": 1023}, point("d2h", None, 50, bytes=1, ranks=1)]
-    assert made.numbers_of(points, 4) == pytest.approx(
+    assert made.numbers_of(points, 4, 4) == pytest.approx(
         {"pin_GBps": 2.5, "h2d_GBps": 50.0, "gpus_per_uplink": 2, "hbm_GBps": 4000.0, "sync_ns": 12_000.0, "queue_depth": 1023})
-    assert made.numbers_of([], 1) == {}
+    assert made.numbers_of([], 1, 1) == {}
+
+
+def test_a_node_and_the_network_between_nodes():
+    sent = [point("all-to-all", ns, 100, bytes=10**8, ranks=ranks) for ranks, ns in ((2, 1e6), (4, 8e6))]
+    assert made.numbers_of(sent, 4, 2) == {"nvlink_GBps": 100.0, "network_GBps": 12.5}
+    assert made.numbers_of(sent, 4, 4) == {"nvlink_GBps": 12.5}
 
 
 def test_a_machine_gains_what_was_measured_and_keeps_the_rest():

@@ -2,7 +2,7 @@
 
     numbers   pinned memory, host blocks, launch queue, memory, links alone and all at once
     slowdown  streams together
-    fits      sizes beyond those of the timelines, and where the line does not follow them, its bend
+    fits      on GPUs, sizes beyond those of the timelines, and where the line does not follow them, its bend
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def improved(machine: Machine, points: list[dict], timelines: dict[str, list[Poi
     here = int(machine["gpus_per_node"])
     numbers = machine.numbers | {name: {"value": value, "source": source} for name, value in numbers_of(points, P, here).items()}
     fits = dict(machine.fits)
-    for key, samples in timelines.items():
+    for key, samples in timelines.items() if machine.kind == "cuda" else ():  # a CPU's timelines have the sizes that it runs
         if key in LIKE and (more := _like(key, points, P, machine.kernel, shape)):
             fits[key] = extended(samples, more) | {"source": f"{fits[key]['source']}; beyond these sizes as {LIKE[key][0]} alone"}
     return replace(machine, numbers=numbers, fits=fits, slowdown=machine.slowdown | slowdown_of(points, source), points=points)

@@ -81,6 +81,7 @@ def measure(place: Place, meter: Meter, groups: Iterable[Group], begin: float, t
         for point in points:
             point.call = None
         place.clear()
+    tick(total, total, "")
     return found
 
 

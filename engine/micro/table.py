@@ -227,6 +227,11 @@ def _collective(run: Callable):
     return make
 
 
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Their names since torch 2.13, and before."""
+
+
 def _link_work(p: Place, a: Args) -> tuple[float, float]:
     """A rank sends all but its own part; a copy moves all."""
     return 0.0, a["bytes"] / 1e6
@@ -249,8 +254,8 @@ COPY = (
 )
 SEND = (
     Micro("all-to-all", "comm", _sent, _collective(lambda whole, part, other, group: dist.all_to_all_single(other, whole, group=group)), _sent_work),
-    Micro("all-gather", "comm", _sent, _collective(lambda whole, part, other, group: dist.all_gather_into_tensor(other, part, group=group)), _sent_work),
-    Micro("reduce-scatter", "comm", _sent, _collective(lambda whole, part, other, group: dist.reduce_scatter_tensor(part, whole, group=group)), _sent_work),
+    Micro("all-gather", "comm", _sent, _collective(lambda whole, part, other, group: _gather(other, part, group=group)), _sent_work),
+    Micro("reduce-scatter", "comm", _sent, _collective(lambda whole, part, other, group: _scatter(part, whole, group=group)), _sent_work),
 )
 _own = _attention_sizes(lambda p: [own_heads(p.plan)], _pairs)
 _others = _attention_sizes(_other_shapes, lambda p: [(_of(p)["shape_tokens"],) * 2])

@@ -95,12 +95,14 @@ def test_a_node_and_the_network_between_nodes():
 
 
 def test_a_machine_gains_what_was_measured_and_keeps_the_rest():
-    m = dataclasses.replace(tiny_machine(), fits={"reload": {"fixed_ns": 40, "source": "measured: before"}, "qkv": {"fixed_ns": 1, "source": "measured: before"}})
+    m = dataclasses.replace(tiny_machine(), kind="cuda", fits={"reload": {"fixed_ns": 40, "source": "measured: before"}, "qkv": {"fixed_ns": 1, "source": "measured: before"}})
     copies = [point("h2d", 1000 + 20.0 * mb, mb, bytes=mb, ranks=1) for mb in (1, 10, 100, 1000)]
     better = made.improved(m, [*copies, *TOGETHER], {"reload": [(0, 5, 1100.0), (0, 10, 1200.0)], "qkv": [(1, 1, 5)]}, 1, "measured: now", (2, 2, 4))
     assert better.fits["qkv"] == m.fits["qkv"]
     assert fitted(better.fits["reload"], 0, 1000) == pytest.approx(21_000, rel=0.01)
     assert better.fits["reload"]["source"] == "measured: before; beyond these sizes as h2d alone"
+    on_cpu = made.improved(dataclasses.replace(m, kind="cpu"), copies, {"reload": [(0, 5, 1100.0), (0, 10, 1200.0)]}, 1, "measured: now", (2, 2, 4))
+    assert on_cpu.fits == m.fits
     assert list(better.slowdown) == ["compute|h2d"] and better.points[0] == copies[0] and better.source("gap_ns") == m.source("gap_ns")
 
 

@@ -6,6 +6,7 @@ busy; a flow is settled and timed anew only when its own rate really changes.
 from __future__ import annotations
 
 from simpy import Environment, Event
+from simpy.events import Timeout
 
 from sim.machine import Machine
 from sim.schedule import STREAMS
@@ -14,12 +15,12 @@ PPM = 1_000_000
 
 
 class Flow:
-    """One op in the pool."""
+    """One op in the pool. Its timer is what its process waits for."""
 
-    __slots__ = ("work", "rate", "since", "turn", "done")
+    __slots__ = ("work", "rate", "since", "timer")
 
-    def __init__(self, work: int, now: int, done: Event) -> None:
-        self.work, self.rate, self.since, self.turn, self.done = work, 0, now, 0, done
+    def __init__(self, work: int, now: int) -> None:
+        self.work, self.rate, self.since, self.timer = work, 0, now, None
 
     def left(self, now: int) -> int:
         """Work that remains, in ns x ppm."""
@@ -39,9 +40,9 @@ class Pool:
 
     def run(self, stream: int, ns: int) -> Event:
         """Starts an op that takes `ns` alone; the event comes when it is done."""
-        flow = self.flows[stream] = Flow(ns * PPM, self.env.now, self.env.event())
+        flow = self.flows[stream] = Flow(ns * PPM, self.env.now)
         self._change(1 << stream)
-        return flow.done
+        return flow.timer
 
     def unmeasured(self) -> list[str]:
         """Sets of streams that ran together but were never measured so."""
@@ -60,15 +61,17 @@ class Pool:
         self._busy ^= bit
         rates, now = self.rates(self._busy), self.env.now
         for stream, flow in self.flows.items():
-            if flow.rate != rates[stream]:
-                flow.work, flow.rate, flow.since = flow.left(now), rates[stream], now
-                flow.turn += 1
-                timer = self.env.timeout(max(0, -(-flow.work // flow.rate)), (stream, flow, flow.turn))
-                timer.callbacks.append(self._expire)
+            rate = rates[stream]
+            if flow.rate != rate:
+                work = flow.work = flow.work - flow.rate * (now - flow.since)
+                flow.rate, flow.since = rate, now
+                timer = Timeout(self.env, -(-work // rate) if work > 0 else 0, stream)
+                if flow.timer is None:
+                    timer.callbacks.append(self._expire)
+                else:  # whoever waits now waits for the new one, and the old one wakes nobody
+                    timer.callbacks, flow.timer.callbacks = flow.timer.callbacks, []
+                flow.timer = timer
 
     def _expire(self, timer: Event) -> None:
-        stream, flow, turn = timer.value
-        if turn == flow.turn:
-            del self.flows[stream]
-            flow.done.succeed()
-            self._change(1 << stream)
+        del self.flows[timer.value]
+        self._change(1 << timer.value)

@@ -24,7 +24,7 @@ from sim.strategy import Strategy
 
 
 def calibrated(
-    model: Model, dtype: str, ranks: Ranks, P: int, bar: Progress, link_GBps: float | None = None, strategy: Strategy = Strategy(), device: str = "cpu",
+    model: Model, dtype: str, ranks: Ranks | Briefly, P: int, bar: Progress, link_GBps: float | None = None, strategy: Strategy = Strategy(), device: str = "cpu",
     micro: Callable[[Plan], list[dict]] | None = None,
 ) -> Machine:
     """The machine that calibration runs of this model on these P ranks measure; each step advances the bar. `micro` as engine.calibrate says."""
@@ -35,6 +35,17 @@ def calibrated(
         return ranks.do(jobs, lambda: bar.advance(task), pin)
 
     return calibrate(model, P, dtype, timelines, link_GBps, strategy, device, micro)
+
+
+class Briefly:
+    """Ranks that end after a list of jobs, so that what comes next has the GPUs to itself."""
+
+    def __init__(self, P: int, device: str) -> None:
+        self.P, self.device = P, device
+
+    def do(self, jobs: list[Job], tick: Callable[[], None], pin: Callable[[int, int], None]) -> list[Run]:
+        with Ranks(self.P, self.device) as ranks:
+            return ranks.do(jobs, tick, pin)
 
 
 def microbenchmarks(bar: Progress) -> Callable[[Plan], list[dict]]:
@@ -63,8 +74,8 @@ def calibrate_command(model: Model, P: int, dtype: str, link_GBps: float | None,
     if started():
         _calibrate_here(model, P, dtype, link_GBps, out, device, wanted)
         return
-    with progress() as bar, Ranks(P, device) as ranks:
-        calibrated(model, dtype, ranks, P, bar, link_GBps, device=device, micro=microbenchmarks(bar) if wanted else None).save(out)
+    with progress() as bar:
+        calibrated(model, dtype, Briefly(P, device), P, bar, link_GBps, device=device, micro=microbenchmarks(bar) if wanted else None).save(out)
     print(f"{out}: use it with --machine {out}")
 
 

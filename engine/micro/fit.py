@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -85,19 +84,27 @@ def extended(samples: list[Point], more: list[Point]) -> dict:
 
 
 def beyond(samples: list[Point], more: list[Point]) -> list[Point]:
-    """Those of `more` that are smaller or larger than all samples, times what the op at the sample next to them takes more than its like."""
-    size: Callable[[Point], float] = lambda p: p[0] or p[1]
-    curve = [[s, ns] for s, ns in sorted({size(p): p[2] for p in more}.items()) if s > 0]
-    if len(curve) < 2:
+    """Those of `more` that are smaller or larger than all samples, times what the op at the sample next to them takes, and moves, more than
+    its like."""
+    curves = [[[s, v] for s, v in sorted({_size(p): p[k] for p in more}.items()) if s > 0] for k in (2, 1)]
+    if min(map(len, curves)) < 2:
         return []
-    ends = min(samples, key=size), max(samples, key=size)
-    level = [float(np.median([p[2] for p in samples if size(p) == size(e)])) / _along(curve, size(e)) for e in ends]
-    return [(p[0], p[1], p[2] * level[k]) for p in more for k, out in enumerate((size(p) < size(ends[0]), size(p) > size(ends[1]))) if out]
+    found = []
+    for end, out in ((min(samples, key=_size), lambda p, e: _size(p) < _size(e)), (max(samples, key=_size), lambda p, e: _size(p) > _size(e))):
+        here = [p for p in samples if _size(p) == _size(end)]
+        slower, moves = (float(np.median([p[k] for p in here])) / (_along(curve, _size(end)) or 1.0) for k, curve in zip((2, 1), curves))
+        found += [(p[0], p[1] * moves, p[2] * slower) for p in more if out(p, end)]
+    return found
+
+
+def _size(p: Point) -> float:
+    """What an op grows with: GFLOPs, or MB where it only moves."""
+    return p[0] or p[1]
 
 
 def _along(curve: list, size: float) -> float:
-    """ns of a curve at a size: its rate, ns a size, interpolated over the logarithm of sizes."""
-    return size * bent([[s, ns / s] for s, ns in curve], size)
+    """A curve's value at a size: value a size, interpolated over the logarithm of sizes."""
+    return size * bent([[s, v / s] for s, v in curve], size)
 
 
 def _measured(points: list[dict], name: str, **args) -> list[dict]:

@@ -81,7 +81,7 @@ def measure(place: Place, meter: Meter, groups: Iterable[Group], begin: float, t
         for point in points:
             point.call = None
         place.clear()
-    tick(total, total, "")
+    tick(total, total, "done")
     return found
 
 
@@ -104,6 +104,7 @@ def _warm(place: Place, point: Point, end: float) -> bool:
         if _mine(place, point):
             with torch.no_grad():
                 point.call = point.micro.make(place, point.args)
+            place.backend.settle()  # operands were made on the caller's stream
             _run(place, point, 1)
             took = _run(place, point, 2)
     except Exception as error:  # not for these shapes, GPUs or versions after all, in its own words
@@ -126,10 +127,10 @@ def _once(place: Place, meter: Meter, point: Point) -> None:
 
 
 def _run(place: Place, point: Point, calls: int) -> float:
-    """ns a call. A first call keeps the stream busy while the host issues the others."""
+    """ns a call. On a GPU products keep the stream busy, whichever it is, while the host issues the calls."""
     stream, span = place.backend.streams[point.micro.stream], []
     stream.launch(point.call)
-    if place.device.type == "cuda" and point.micro.stream == "compute":
+    if place.device.type == "cuda":
         busy = load(place)
         stream.launch(lambda: [busy() for _ in range(4)])
     stream.launch(lambda: [point.call() for _ in range(calls)] and None, span)

@@ -52,7 +52,7 @@ class Meter:
 
     def _read_smi(self, device: torch.device) -> None:
         try:
-            gpu = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            gpu = "GPU-" + str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
             ask = ["nvidia-smi", "-i", gpu, "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", str(int(EVERY_S * 1e3))]
             self._smi = subprocess.Popen(ask, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             for line in self._smi.stdout:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from engine.arenas import DTYPES
 from engine.backend.base import Backend
+from engine.kernels.choose import Pair
 from sim.model import Model
 
 
@@ -35,9 +36,12 @@ class Plan:
 class Place:
     """One rank, and what all ranks agree on."""
 
-    def __init__(self, plan: Plan, rank: int, group: dist.ProcessGroup | None, backend: Backend, kernels: list[ModuleType]) -> None:
+    def __init__(self, plan: Plan, rank: int, group: dist.ProcessGroup | None, backend: Backend, kernels: list[ModuleType], chosen: ModuleType | Pair) -> None:
+        """kernels: all that are installed; chosen: what the engine would use."""
         self.plan, self.rank, self.group, self.backend = plan, rank, group, backend
         self.device, self.dtype = backend.device, DTYPES[plan.dtype]
+        self.chosen = chosen
+        self.capability = torch.cuda.get_device_capability(self.device) if self.device.type == "cuda" else None
         self.kernels = {kernel.NAME: kernel for kernel in kernels}
         self.groups = {plan.P: group}
         for ranks in range(2, plan.P):

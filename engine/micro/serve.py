@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from engine.kernels.choose import usable
+from engine.kernels.choose import choose, usable
 from engine.micro.host import measure_host
 from engine.micro.measure import keep_busy, measure
 from engine.micro.meter import Meter
@@ -35,7 +35,7 @@ def run(plan: Plan, rank: int, group: dist.ProcessGroup | None, tick: Callable[[
     backend, kernels = _backend(plan, rank)
     meter = Meter(backend.device)
     try:
-        place = Place(plan, rank, group, backend, kernels)
+        place = Place(plan, rank, group, backend, kernels, choose(kernels, plan.shapes, plan.P, group))
         keep_busy(place, plan.load_s)
         found = measure_together(place, meter, min(plan.rounds, 3), tick)
         found += measure_host(place, plan.rounds)

@@ -7,6 +7,7 @@ Legend. T tokens of a rank, S and K tokens of a pair of chunks, H query and G KV
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from engine.launch import _add_mm
 from engine.merge import merge
 from engine.micro.place import Place, Plan
 from engine.pointwise import ACTIVATION, NORM, NORM_BWD, cross_entropy
+from sim.errors import UserError
 from sim.layout import ITEM
 
 Args = dict[str, int | str | bool]
@@ -83,23 +85,26 @@ def _other_shapes(p: Place) -> list:
     return [shape for shape in _of(p)["shapes"] if shape != own_heads(p.plan)]
 
 
-def _operands(p: Place, a: Args) -> tuple[torch.Tensor, torch.Tensor]:
-    return p.tensor("q", a["q"], a["heads"], a["head_dim"]), p.tensor("kv", a["kv"], 2, a["kv_heads"], a["head_dim"])
+def _operands(p: Place, a: Args) -> tuple:
+    """(kernel, q, kv). Raises UserError where the kernel refuses these shapes."""
+    kernel = p.kernels[a["kernel"]]
+    shapes = replace(p.plan.shapes, heads=a["heads"], kv_heads=a["kv_heads"], head_dim=a["head_dim"])
+    if reason := kernel.refuses(shapes, p.plan.dtype, p.capability, a["q"] * a["heads"] * a["head_dim"]):
+        raise UserError(f"{kernel.NAME} {reason}")
+    return kernel, p.tensor("q", a["q"], a["heads"], a["head_dim"]), p.tensor("kv", a["kv"], 2, a["kv_heads"], a["head_dim"])
 
 
 def _forward(p: Place, a: Args) -> Call:
-    q_SHD, kv_K2GD = _operands(p, a)
-    kernel, causal = p.kernels[a["kernel"]], a["causal"]
-    return lambda: kernel.forward(q_SHD, kv_K2GD, causal)
+    kernel, q_SHD, kv_K2GD = _operands(p, a)
+    return lambda: kernel.forward(q_SHD, kv_K2GD, a["causal"])
 
 
 def _backward(p: Place, a: Args) -> Call:
     """lse is of this pair alone, so what the kernel computes is what it would in a row."""
-    q_SHD, kv_K2GD = _operands(p, a)
-    kernel, causal = p.kernels[a["kernel"]], a["causal"]
-    out, lse = (t.contiguous() for t in kernel.forward(q_SHD, kv_K2GD, causal))
+    kernel, q_SHD, kv_K2GD = _operands(p, a)
+    out, lse = (t.contiguous() for t in kernel.forward(q_SHD, kv_K2GD, a["causal"]))
     do_SHD = p.tensor("do", *q_SHD.shape)
-    return lambda: kernel.backward(do_SHD, q_SHD, kv_K2GD, out, lse, causal)
+    return lambda: kernel.backward(do_SHD, q_SHD, kv_K2GD, out, lse, a["causal"])
 
 
 def _attention_work(products: int):

@@ -30,7 +30,7 @@ Spans = list[tuple[int, int]]
 def works(place: Place) -> dict[str, Call]:
     """What each stream does: attention, forward and backward, and a product of its size; copies; all-to-alls where there are ranks."""
     device, (H, G, D) = place.plan.device, own_heads(place.plan)
-    m, T, kernel = place.plan.shapes, TOKENS[device], next(iter(place.kernels.values()))
+    m, T, kernel = place.plan.shapes, TOKENS[device], place.chosen
     q, do, kv = (place.tensor(r, *s) for r, s in (("q", (T, H, D)), ("do", (T, H, D)), ("kv", (T, 2, G, D))))
     out, lse = (t.contiguous() for t in kernel.forward(q, kv, False))
     x, W, to = place.tensor("x", T, m.hidden), place.tensor("W", m.up_dim, m.hidden), place.tensor("to", T, m.up_dim)
@@ -64,6 +64,7 @@ def rates(spans: dict[str, Spans], alone_ns: dict[str, float]) -> dict[str, floa
 def measure_together(place: Place, meter: Meter, rounds: int, tick=lambda done, total, name: None) -> list[dict]:
     """A point a set of streams: {"name": "together", "args": {"streams"}, "rates": {stream: [low, median, high]}, clock and power}."""
     calls = works(place)
+    place.backend.settle()  # operands were made on the caller's stream
     every = [(s,) for s in calls] + sets(list(calls))
     for call_set in every[:len(calls)]:
         _spans(place, calls, call_set, {s: 1.0 for s in calls}, 2)

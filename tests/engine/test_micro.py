@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from dataclasses import asdict
 
 import pytest
@@ -16,9 +15,8 @@ from engine.micro import table
 from engine.micro.measure import measure
 from engine.micro.meter import Meter, sample
 from engine.micro.place import Plan
-from engine.micro.serve import POINTS, TICK, run
+from engine.micro.serve import run
 from engine.micro.together import rates, sets
-from engine.ranks import run as run_on
 from sim.cost import fitted
 from sim.model import model
 from tests.sim.tiny import tiny_machine
@@ -43,6 +41,15 @@ def test_sizes_beyond_the_timelines_follow_the_microbenchmark_at_the_level_of_th
         assert fitted(found, gflop, 0) == pytest.approx(1.2 * curve(gflop), rel=0.02)
     line = fit(own)
     assert abs(fitted(line, 10_000, 0) / (1.2 * curve(10_000)) - 1) > 0.04
+
+
+def test_what_an_op_moves_more_than_its_like_grows_with_it():
+    """The op moves three times what its kernel does, and takes 2 ns a MFLOP and 5 a MB."""
+    own = [(g, 3 * g ** 0.5, 2000 * g + 5000 * 3 * g ** 0.5) for g in (10.0, 100.0)]
+    more = [(g, g ** 0.5, 1000 * g) for g in (1.0, 10.0, 100.0, 1000.0)]
+    small, large = made.beyond(own, more)
+    assert small[:2] == pytest.approx((1, 3)) and large[:2] == pytest.approx((1000, 3 * 1000 ** 0.5))
+    assert large[2] == pytest.approx(1000 * 1000 * own[1][2] / (1000 * 100))
 
 
 def test_a_line_that_fits_is_not_bent():
@@ -145,13 +152,3 @@ def test_what_cannot_run_says_why(monkeypatch):
     monkeypatch.setattr("engine.micro.serve.measure_together", lambda *_: [])
     found = run(plan(), 0, None)
     assert {(p["name"], p["ns"] is None, p.get("why")) for p in found} == {("h2d", True, "RuntimeError: no such shape"), ("d2h", False, None)}
-
-
-def test_two_ranks_measure_what_is_sent_and_each_copy_alone_and_together():
-    lines: list[str] = []
-    run_on("engine.micro.serve", asdict(dataclasses.replace(plan(rounds=1), P=2)), 2, "cpu", lines.append)
-    found = json.loads(next(line for line in lines if line.startswith(POINTS)).removeprefix(POINTS))
-    assert sum(line.startswith(TICK) for line in lines) > 50
-    assert len([p for p in found if p["name"] == "together"]) == 11
-    assert {p["args"]["ranks"] for p in found if p["name"] == "h2d" and p["ns"]} == {1, 2}
-    assert {p["name"] for p in found if p["args"].get("ranks") == 2 and p["ns"]} >= {"all-to-all", "all-gather", "reduce-scatter"}

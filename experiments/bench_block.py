@@ -112,3 +112,7 @@ def main() -> None:
         measure({key: case(**spec, P=args.gpus, device=device) for key, spec in wanted.items()}, args.gpus, bar, keep)
     for key, found in results.items():
         print(f"{key}: " + (found["reason"] if "reason" in found else f"{found['median_total_s']:.3f} s, peak {(found['peak_hbm_bytes'] or 0) / 2**30:.2f} GiB"))
+
+
+if __name__ == "__main__":
+    main()

@@ -119,7 +119,7 @@ def cases(model: Model, strategy: Strategy, seq: int, dtype: str, part: str, row
         return text.show(big), text.show(small)
 
     own = sizes(strategy)
-    resident = sizes(strategy.replace(offload=False, accum="hbm")) if "resident" in rows else own
+    resident = sizes(strategy.replace(offload=False, resident=0.0, accum="hbm")) if "resident" in rows else own
     return {row: Case(row, part, *(resident if row == "resident" else own), repeats, device, LOAD_S[device]) for row in rows}
 
 

@@ -93,7 +93,7 @@ def _compare(
         run, = ranks.do([Job(text.show(schedule), steps=steps, link_GBps=link_GBps, zero=strategy.zero, device=device)], lambda: bar.advance(task), pinning(bar))
         plain = None
         if reference:
-            whole = build(model, strategy.replace(chunk=schedule.seq, offload=False, save="all"), seq, dtype)
+            whole = build(model, strategy.replace(chunk=schedule.seq, offload=False, resident=0.0, save="all"), seq, dtype)
             task = bar.add_task("the same without chunks or offload", total=steps, state="")
             plain = ranks.do([Job(text.show(whole), steps=steps, trace_every=0, last_update=False, device=device)], lambda: bar.advance(task))[0].losses
     measured = measure.timeline(schedule, strategy, machine, run)

@@ -25,6 +25,9 @@ class Strategy:
     """Slots that KV chunks are reloaded into, in rotation: 1 = no prefetch, 2 = double buffer."""
     offload: bool = True
     """Keep KV and saved activations in host memory (True) or in HBM (False)."""
+    resident: float = 0.0
+    """Share (0 to 1) of the KV chunks, rounded down, that stay in HBM all the same: the earliest, which save most copies, as chunk j is
+    met by u - j rows."""
     save: str = "qkvo"
     """What forward keeps for backward; the rest is recomputed. all: everything; qkvo: block input, q, k, v, o and lse; o: block
     input, o and lse; input: the block input (full recompute)."""
@@ -59,6 +62,10 @@ class Strategy:
                 raise UserError(f"{name}={value} must be positive; try {name}={type(self).__dataclass_fields__[name].default}")
         if self.reuse_slack < 0:
             raise UserError(f"reuse_slack={self.reuse_slack} must not be negative; try reuse_slack=0")
+        if not 0 <= self.resident <= 1:
+            raise UserError(f"resident={_shown(self.resident)} is no share of the KV chunks, from 0 to 1; try resident=0.5")
+        if self.resident and not self.offload:
+            raise UserError(f"resident={_shown(self.resident)} keeps a share of what goes to the host and offload=false keeps all in HBM; try offload=true")
         for name, built, planned in _CHOICES:
             value = getattr(self, name)
             if value not in built:
@@ -127,11 +134,23 @@ def _read(field: dataclasses.Field, text: str):
         return text.lower() in ("true", "1", "yes", "on")
     if kind is int:
         return parse_tokens(text)
+    if kind is float:
+        try:
+            return float(text)
+        except ValueError:
+            raise UserError(f"{field.name}={text} is no number; try {field.name}=0.5") from None
     return text
 
 
 def _shown(value) -> str:
-    return str(value).lower() if isinstance(value, bool) else show_tokens(value) if isinstance(value, int) else value
+    match value:
+        case bool():
+            return str(value).lower()
+        case int():
+            return show_tokens(value)
+        case float():
+            return f"{value:g}"
+    return value
 
 
 def _divisor(heads: int, P: int) -> int:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from engine import probe
 from engine.worker import check_gpus
+from experiments.auto import settled
 from experiments.bars import progress
 from experiments.peers.case import PARTS, Case
 from experiments.peers.rows import ENGINE, measure
@@ -61,6 +62,7 @@ def bench(
     console = console or Console()
     device = probe.device()
     dtype = dtype or ("bf16" if device == "cuda" else "fp32")
+    strategy = settled(one_layer(model, part), strategy, seq, dtype, machine)
     sent = cases(model, strategy, seq, dtype, part, rows, repeats, device, kernel)
     if device == "cuda":
         check_gpus(strategy.sp)
@@ -105,11 +107,16 @@ def one_of_parts(part: str) -> str:
     return part
 
 
+def one_layer(model: Model, part: str) -> Model:
+    """The model whose only layer is the part that is measured."""
+    return replace(model, layers=1) if part == "block" else replace(model, layers=1, ffn=NO_FFN)
+
+
 def cases(
     model: Model, strategy: Strategy, seq: int, dtype: str, part: str, rows: list[str], repeats: int, device: str, kernel: str = "",
 ) -> dict[str, Case]:
     """What each row's ranks are sent: one layer, at both sizes."""
-    one = replace(model, layers=1) if part == "block" else replace(model, layers=1, ffn=NO_FFN)
+    one = one_layer(model, part)
     if device == "cpu":
         strategy = strategy.replace(host_sync="region")
 
@@ -119,7 +126,7 @@ def cases(
         return text.show(big), text.show(small)
 
     own = sizes(strategy)
-    resident = sizes(strategy.replace(offload=False, accum="hbm", hidden="hbm")) if "resident" in rows else own
+    resident = sizes(strategy.replace(offload=False, resident=0.0, accum="hbm", hidden="hbm")) if "resident" in rows else own
     return {row: Case(row, part, *(resident if row == "resident" else own), repeats, device, LOAD_S[device], kernel=kernel) for row in rows}
 
 

@@ -13,6 +13,7 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NoReturn, Optional
@@ -31,6 +32,7 @@ STOPPED = 130
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A name that `fpdt models` lists.")]
 MachineName = Annotated[str, typer.Option("--machine", help="A name that `fpdt machines` lists, or a machine's JSON file.")]
+ForAuto = Annotated[Optional[str], typer.Option("--machine", help="For which machine auto is chosen; needed where --set has one.")]
 Gpus = Annotated[Optional[int], typer.Option("--gpus", help="P, the ranks that share the sequence; 1 if not given.")]
 Seq = Annotated[str, typer.Option("--seq", help="S in tokens: 65536, 64K, 2M.")]
 Chunk = Annotated[Optional[str], typer.Option("--chunk", help="C in tokens; 64K if not given.")]
@@ -91,7 +93,8 @@ def simulate(
 
     writable(save_timeline)
     computer = machines.machine(machine).override(*(None if size is None else parse_bytes(size) for size in (hbm, host)))
-    schedule, strategy = built(model, seq, gpus, chunk, layers, settings, offload, dtype)
+    said: list[str] = []
+    schedule, strategy = built(model, seq, gpus, chunk, layers, settings, offload, dtype, machine=computer, say=said.append)
     lint(schedule)
     timeline = simulate(schedule, strategy, computer)
     result = summary(timeline)
@@ -101,25 +104,29 @@ def simulate(
         timeline.save(save_timeline)
     if as_json:
         inputs = {"model": model, "layers": schedule.layers, "machine": machine, "seq": parse_tokens(seq), "chunk": strategy.chunk, "gpus": strategy.sp,
-                  "strategy": asdict(strategy), "dtype": dtype}
+                  "strategy": asdict(strategy), "dtype": dtype} | ({"auto": said[0]} if said else {})
         print(json.dumps({"inputs": inputs} | result, indent=2))
     else:
         from experiments.tables import prediction
 
+        for line in said:
+            print(line)
         prediction(schedule, computer, result)
 
 
 @app.command()
 def show(
     model: ModelName, seq: Seq, gpus: Gpus = None, chunk: Chunk = None, layers: Layers = None, settings: Settings = [],
-    offload: Offload = None, dtype: Dtype = "bf16",
+    offload: Offload = None, dtype: Dtype = "bf16", machine: ForAuto = None,
     out: Annotated[Optional[Path], typer.Option(metavar="FILE", help="Writes there instead of to stdout.")] = None,
 ) -> None:
     """Prints a schedule as text, which `fpdt lint` and the engine read back, edited or not."""
+    from sim import machine as machines
     from sim import text
 
     writable(out)
-    schedule, _ = built(model, seq, gpus, chunk, layers, settings, offload, dtype)
+    computer = machines.machine(machine) if machine else None
+    schedule, _ = built(model, seq, gpus, chunk, layers, settings, offload, dtype, machine=computer, say=note)
     if out:
         write(out, text.show(schedule))
     else:
@@ -213,7 +220,7 @@ def bench(
 @app.command()
 def train(
     model: DemoName = "demo", gpus: Gpus = None, layers: Layers = None, seq: Seq = "16K", chunk: ShortChunk = None,
-    settings: Settings = [], offload: Offload = None, zero: Zero = None,
+    settings: Settings = [], offload: Offload = None, zero: Zero = None, machine: ForAuto = None,
     dtype: Annotated[Optional[str], typer.Option("--dtype", help="bf16 or fp32; bf16 on GPUs, fp32 on CPU if not given.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the whole training, those of earlier runs included.")] = 20,
     lr: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 3e-3,
@@ -238,11 +245,15 @@ def train(
     from engine.training import Training
     from engine.worker import Job
     from experiments.train import train_command
+    from sim import machine as machines
     from sim import text
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     host_sync = [] if device == "cuda" or any(setting.startswith("host_sync=") for setting in settings) else ["host_sync=region"]
-    schedule, strategy = built(model, seq, ranks, short(chunk, settings), layers, settings + host_sync, offload, dtype or ("bf16" if device == "cuda" else "fp32"), zero)
+    dtype = dtype or ("bf16" if device == "cuda" else "fp32")
+    computer = machines.machine(machine) if machine else None
+    say = note if world().rank == 0 else lambda line: None
+    schedule, strategy = built(model, seq, ranks, short(chunk, settings), layers, settings + host_sync, offload, dtype, zero, computer, say)
     job = Job(text.show(schedule), steps, lr=lr, zero=strategy.zero, clip=clip, device=device)
     if checkpoint:
         at = done(checkpoint, schedule, resume)
@@ -263,12 +274,21 @@ def short(chunk: str | None, settings: list[str]) -> str | None:
     return "2K" if chunk is None and not any(setting.startswith("chunk=") for setting in settings) else chunk
 
 
-def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, dtype: str, zero: int | None = None):
-    """(schedule, strategy) that the options describe. Raises UserError."""
+def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, dtype: str, zero: int | None = None,
+          machine=None, say: Callable[[str], object] = print):
+    """(schedule, strategy) that the options describe, what is auto chosen for a sim.machine.Machine, which `say` is told. Raises UserError."""
+    from experiments.auto import settled
     from sim.build.step import build
 
     shapes, strategy = chosen(model, gpus, chunk, layers, settings, offload, zero)
-    return build(shapes, strategy, parse_tokens(seq), one_of_dtypes(dtype)), strategy
+    dtype = one_of_dtypes(dtype)
+    strategy = settled(shapes, strategy, parse_tokens(seq), dtype, machine, say)
+    return build(shapes, strategy, parse_tokens(seq), dtype), strategy
+
+
+def note(line: str) -> None:
+    """A line for people where stdout is for programs."""
+    print(line, file=sys.stderr)
 
 
 def chosen(model: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, zero: int | None = None):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from sim.build.emit import AHEAD, Emit
 from sim.build.forward import Forward
-from sim.build.saved import SAVE, Store, handed, inner
+from sim.build.saved import SAVE, Store, handed, hosted, inner
 from sim.strategy import Strategy
 
 HELD = {"query": {"x": "x", "q": "q", "lse": "lse"}, "kv": {"x": "x_kv", "kv": "kv"}}
@@ -30,8 +30,8 @@ class Backward:
         self.outer = "kv" if strategy.order == "kv-outer" else "query"
         self.own, self.other = ("dkv", "dq") if self.outer == "kv" else ("dq", "dkv")
         made = [role for role in ("q", "kv", "o", "lse") if role not in self.saved] + ["do"] * (self.outer == "kv")
-        self.store = Store(emit, tuple(made), strategy.offload, strategy.skip_resident)
-        self.sums = Store(emit, (self.other,), strategy.accum == "host", True)
+        self.store = Store(emit, tuple(made), hosted(strategy, emit.u), strategy.skip_resident)
+        self.sums = Store(emit, (self.other,), lambda *_: strategy.accum == "host", True)
         self.hidden = handed(emit, strategy)
         self.depth = max(AHEAD, strategy.prefetch)
         self.row: dict[int, dict[str, str]] = {}

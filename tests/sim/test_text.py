@@ -20,6 +20,7 @@ from sim.text import digest, parse, show
 GOLDEN = Path(__file__).parents[1] / "golden"
 SCHEDULES = {
     "schedule_P1_resident.txt": lambda: build(MHA, Strategy(chunk=32, offload=False), 70, "fp32"),
+    "schedule_P1_partly_resident.txt": lambda: build(MHA, Strategy(chunk=32, resident=0.5), 70, "fp32"),
     "schedule_P2_hidden_host.txt": lambda: build(GQA, Strategy(sp=2, chunk=32, hidden="host", accum="host", save="o", order="query-down"), 70),
     "schedule_P2_gqa_slots2.txt": lambda: build(GQA, Strategy(sp=2, chunk=32, prefetch=2), 90),
 }

@@ -16,7 +16,8 @@ from sim.strategy import Strategy
 from sim.waits import add_waits
 
 STRATEGIES = st.builds(
-    lambda hidden, **fields: Strategy(**fields, hidden=hidden if fields["offload"] else "hbm"), hidden=st.sampled_from(("hbm", "host")), sp=st.sampled_from((1, 2)), chunk=st.sampled_from((8, 10, 16, 30)), prefetch=st.integers(1, 4),
+    lambda hidden, resident, **fields: Strategy(**fields, **({"hidden": hidden, "resident": resident} if fields["offload"] else {})),
+    hidden=st.sampled_from(("hbm", "host")), resident=st.sampled_from((0.0, 0.3, 0.5, 0.8, 1.0)), sp=st.sampled_from((1, 2)), chunk=st.sampled_from((8, 10, 16, 30)), prefetch=st.integers(1, 4),
     offload=st.booleans(), save=st.sampled_from(("all", "qkvo", "o", "input")), order=st.sampled_from(("query-up", "query-down", "kv-outer")),
     accum=st.sampled_from(("hbm", "host")), rows=st.sampled_from(("ascending", "alternating")), skip_resident=st.booleans(), ffn_sub=st.integers(1, 3), host_sync=st.sampled_from(("none", "region")),
 )

@@ -4,6 +4,7 @@ Of each first the errors at the small size, then the times: the same code, the s
 """
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -115,12 +116,18 @@ def measured(case: Case, rank: int, group, tick: Callable[[int, int], None], pin
     try:
         place = Place(rank, group, streams.device, streams, kernel)
         found = {} if case.row == "bound" or not case.small else errors(case, place)
-        if case.device == "cuda":
-            torch.cuda.empty_cache()
+        _forget(case.device)
         gpu = torch.cuda.get_device_name() if case.device == "cuda" else None
         return found | times(case, schedule, place, tick) | {"kernel": kernel.NAME, "gpu": gpu}
     finally:
         streams.close()
+
+
+def _forget(device: str) -> None:
+    """What a row took is gone before the next one takes anything: peers and their streams know each other, so that only the collector ends them."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _leaves(w: Weights) -> Weights:
@@ -140,6 +147,7 @@ def main(path: str, device: str) -> None:
         for case in cases:
             found = measured(case, rank, group, lambda done, total: say(f"{TICK}{done} {total}"), pinned(rank))
             say(ROW + json.dumps(found))
+            _forget(case.device)
 
     ranked(device, work)
 

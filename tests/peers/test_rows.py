@@ -2,7 +2,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -97,7 +100,9 @@ def test_the_engine_s_attention_half_has_the_model_s_attention():
 @pytest.mark.parametrize("causal", (False, True))
 def test_flash_attn_s_name_has_the_kernel_behind_it(causal):
     q, k, v, dout = (torch.randn(1, 24, heads, 16) for heads in (4, 2, 2, 4))
-    forward, backward = flash.calls(cpu_flash)
+    interface = flash._Interface("any")
+    forward, backward = interface._flash_attn_forward, interface._flash_attn_backward  # as a peer has imported them
+    interface.kernel = cpu_flash
     out, lse, _, _ = forward(q, k, v, 0.0, 0.25, causal=causal, window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None, return_softmax=False)
     grads = [torch.empty_like(t) for t in (q, k, v)]
     backward(dout, q, k, v, out, lse, *grads, 0.0, 0.25, causal, -1, -1, 0.0, None, False, rng_state=None)
@@ -106,6 +111,17 @@ def test_flash_attn_s_name_has_the_kernel_behind_it(causal):
     right.backward(dout.double().transpose(1, 2))
     for mine, its in zip((out, *grads), (right, *(t.grad for t in given))):
         torch.testing.assert_close(mine.transpose(1, 2).double(), its, rtol=1e-4, atol=1e-5)
+
+
+def test_a_peer_gets_the_kernel_of_the_latest_row():
+    """It has imported the functions once, and rows of other kernels follow in the same process."""
+    with patch.dict(sys.modules, {"flash_attn": ModuleType("flash_attn")}):  # as flash-attn 4 alone leaves it
+        assert flash.install(SimpleNamespace(forward=lambda q, kv, causal: (q, q)))
+        from flash_attn.flash_attn_interface import _flash_attn_forward
+
+        assert flash.install(SimpleNamespace(forward=lambda q, kv, causal: (q + 1, q)))
+        out, *_ = _flash_attn_forward(*[torch.zeros(1, 2, 1, 8)] * 3, 0.0, 1.0, False)
+        assert out.unique().tolist() == [1.0]
 
 
 def test_flops_are_those_of_a_step_without_its_head():

@@ -132,11 +132,7 @@ def lint(file: Annotated[Path, typer.Argument(help="A schedule as `fpdt show` pr
     from sim import text
     from sim.lint import LintError, lint
 
-    try:
-        written = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"schedule file {file} cannot be read ({getattr(error, 'strerror', 'not text')}); write one with fpdt show --out") from None
-    schedule = text.parse(written, file.name)
+    schedule = read_schedule(file)
     try:
         lint(schedule)
     except LintError as error:
@@ -183,6 +179,20 @@ def compare(
     stoppable()
     command = shlex.join(["fpdt", *sys.argv[1:]])
     compare(shapes, strategy, parse_tokens(seq), dtype, steps=steps, machine=computer, link_GBps=link, out=out, command=command)
+
+
+@app.command()
+def explain(
+    a: Annotated[Path, typer.Argument(metavar="A.json", help="A timeline: predicted.json or measured.json of `fpdt compare`, or what `fpdt simulate --save-timeline` wrote.")],
+    b: Annotated[Path, typer.Argument(metavar="B.json", help="Another one. Differences are A - B: the prediction goes first.")],
+    schedule: Annotated[Optional[Path], typer.Option(metavar="FILE", help="The schedule of both, for timelines that do not carry what their ops wait for.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Lines a table.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Shows where two timelines part: by op, by kind, and on the critical path of each."""
+    from experiments.explain import explain_command
+
+    explain_command(a, b, schedule and read_schedule(schedule), top, as_json)
 
 
 @app.command()
@@ -255,6 +265,17 @@ def train(
     if not started():
         stoppable()
     train_command(schedule, strategy, Training(job, checkpoint and str(checkpoint), every, resume, log and str(log)))
+
+
+def read_schedule(file: Path):
+    """A schedule from a file, as `fpdt show` writes it. Raises UserError."""
+    from sim import text
+
+    try:
+        written = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"schedule file {file} cannot be read ({getattr(error, 'strerror', 'not text')}); write one with fpdt show --out") from None
+    return text.parse(written, file.name)
 
 
 def short(chunk: str | None, settings: list[str]) -> str | None:

@@ -77,6 +77,12 @@ class States:
         norm = get_total_norm(self._grads())
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
+    def size_bytes(self) -> int:
+        """What this rank holds now: its part of parameters, of gradients where there are any, and of moments."""
+        moments = [m for p in self.model.parameters() for m in self.optimizer.state[p].values() if m.shape == p.shape]
+        held = [*self.model.parameters(), *(g for g in self._grads() if g is not None), *moments]
+        return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in held)
+
     def _grads(self) -> list[torch.Tensor]:
         return [p.grad for p in self.model.parameters()]
 

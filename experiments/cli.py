@@ -220,6 +220,36 @@ def bench(
 
 
 @app.command()
+def validate(
+    gpus: Annotated[Optional[int], typer.Option("--gpus", min=1, help="Most ranks of a configuration; two, or as many as there are, if not given.")] = None,
+    seed: Annotated[int, typer.Option(help="Draws the grid.")] = 0,
+    count: Annotated[Optional[int], typer.Option(min=1, help="Configurations; 64 on GPUs, 8 on CPU if not given.")] = None,
+    budget: Annotated[Optional[float], typer.Option(metavar="MINUTES", help="That the configurations may take, as predicted; 25 on GPUs, 3 on CPU if not given.")] = None,
+    hbm: Annotated[Optional[str], typer.Option(help="Device memory of one GPU instead of what there is: 80GiB.")] = None,
+    host: Annotated[Optional[str], typer.Option(help="Host memory of this node instead of what there is: 1TiB.")] = None,
+    plan: Annotated[Optional[str], typer.Option(metavar="MACHINE", help="Only lists the grid that this machine would get: a name that `fpdt machines` lists, or a file.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where grid, rows and picture go; a run that was interrupted goes on there.")] = Path("results/validate"),
+) -> None:
+    """Predicts and measures a grid of held-out configurations on this machine, and holds the errors against bars: exits with 1 if one is missed."""
+    positive("--budget", budget, 25)
+    sizes = {name: None if size is None else parse_bytes(size) for name, size in (("hbm_bytes", hbm), ("host_bytes", host))}
+    from sim import machine as machines
+
+    if plan:
+        computer = machines.machine(plan).override(**sizes)
+        from experiments.validate.run import plan as listed
+
+        listed(computer, seed=seed, count=count, budget_min=budget, gpus=gpus)
+        return
+    next(map(machines.load, machines.presets().values())).override(**sizes)  # a wrong size is said before anything starts
+    from experiments.validate.run import validate
+
+    stoppable()
+    if not validate(seed=seed, count=count, budget_min=budget, gpus=gpus, **sizes, out=out, command=shlex.join(["fpdt", *sys.argv[1:]])):
+        raise typer.Exit(1)
+
+
+@app.command()
 def train(
     model: DemoName = "demo", gpus: Gpus = None, layers: Layers = None, seq: Seq = "16K", chunk: ShortChunk = None,
     settings: Settings = [], offload: Offload = None, zero: Zero = None,

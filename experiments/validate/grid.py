@@ -18,8 +18,10 @@ Cost = Callable[[Case], float | None]
 """Seconds that a configuration takes on the machine, set-up and repeats included; None if it does not fit."""
 TRIES = 24
 """Draws of one configuration before its group gets a shorter S."""
-SHORTER, NARROWER, LEAST = 0.7, 0.92, 0.05
-"""Factors of S, and of the range of work (in logs); the range is not narrowed below the last."""
+SHORTER = 0.7
+"""Factor of an S that is too long."""
+STEP, SPAN, LEAST = 0.04, 8.0, 0.05
+"""The range of work (in logs) is narrowed by such a share at a time, or by more where a range of about so many e-folds takes far too long; not below the last."""
 
 
 def draw(space: Space, device: str, seed: int, count: int, ranks: Sequence[int], cost: Cost, budget_s: float) -> list[Case]:
@@ -37,7 +39,7 @@ def draw(space: Space, device: str, seed: int, count: int, ranks: Sequence[int],
         total = sum(priced(case) for case in cases)
         if total <= budget_s:
             return cases
-        share *= NARROWER
+        share -= max(STEP, math.log(total / budget_s) / SPAN)
         if share < LEAST:
             raise UserError(f"{count} configurations take {math.ceil(total / 60)} min at least, the budget is {budget_s / 60:g}; try --budget {math.ceil(total / 60)}, or fewer by --count")
 

@@ -12,14 +12,14 @@ from engine.arenas import planned_bytes
 from experiments.validate.calibration import Profile
 from experiments.validate.case import Case
 from experiments.validate.rows import Row, of
-from sim.explain import kind
+from sim.explain import sums
 from sim.externals import STATE_BYTES
 from sim.machine import Machine
 from sim.metrics import overlap, overrun, peak_bytes, times
 from sim.schedule import Schedule
 from sim.simulate import simulate
 from sim.strategy import Strategy
-from sim.timeline import ROWS, Timeline
+from sim.timeline import Timeline
 
 Predictor = Callable[[Schedule, Strategy, Machine], Timeline]
 
@@ -45,7 +45,7 @@ PREDICTORS: dict[str, Predictor] = {FULL: simulate, "alone_s": alone, "factor_s"
 """Column -> predictor; the first is the one that is judged."""
 NAMES = {FULL: "the full model", "alone_s": "no contention", "factor_s": "one factor an overlap"}
 
-HBM_SHARE, HOST_SHARE = 0.94, 0.85
+HBM_SHARE, HOST_SHARE = 0.9, 0.85
 """Of the memory there is, at most so much is planned for; the rest is the process's own, and the system's."""
 
 
@@ -82,8 +82,4 @@ def hidden(timeline: Timeline) -> float | None:
 
 def durations(timeline: Timeline) -> dict[tuple[str, str], int]:
     """(kind, stream) -> ns of all its spans; the host's blocks are no work."""
-    kinds, total = [kind(name) for name in timeline.names], {}
-    for op, stream, ns in zip(timeline.op.tolist(), timeline.stream.tolist(), (timeline.end_ns - timeline.start_ns).tolist()):
-        if ROWS[stream] != "host":
-            total[kinds[op], ROWS[stream]] = total.get((kinds[op], ROWS[stream]), 0) + ns
-    return dict(sorted(total.items()))
+    return {key: ns for key, (_, ns) in sorted(sums(timeline).items()) if key[1] != "host"}

@@ -35,6 +35,8 @@ def report(rows: list[Row], verdict: list[Bar], record: dict, out: Path, console
     """Everything, and scatter.png."""
     rows = sorted(rows, key=lambda row: row.number)
     _print(("", "group", *WHAT, "predicted s", "measured s", "5 to 95%", "error", "hidden", "measured", "ws+states", "reserved"), [(row.number, row.group, *_of(row), *_results(row)) for row in rows], console)
+    _say("\nMemory of a rank, GiB, predicted | measured", console)
+    _print(("", *(name.replace("_", " ") for name in MEMORY)), [(row.number, *(_pair(row, name) for name in MEMORY)) for row in rows], console)
     for row in rows:
         if row.reason:
             _say(f"{row.number} did not run: {row.reason}", console)
@@ -52,6 +54,15 @@ def report(rows: list[Row], verdict: list[Bar], record: dict, out: Path, console
 
 
 WHAT = ("model", "layers", "P", "S", "C", "order", "save", "kept in", "slots")
+
+
+MEMORY = ("planned_hbm", "planned_host", "arguments", "workspace", "states", "reserved")
+"""Rows of it, as columns of the CSV say them with _predicted and _measured."""
+
+
+def _pair(row: Row, name: str) -> str:
+    both = (getattr(row, f"{name}_{side}") for side in ("predicted", "measured"))
+    return " | ".join("n/a" if size is None else f"{size / 2**30:.3f}" for size in both)
 
 
 def _of(case: Case | Row) -> tuple:

@@ -104,9 +104,19 @@ def only(a: Timeline, b: Timeline) -> tuple[dict[str, int], dict[str, int]]:
 
 def kinds(a: Timeline, b: Timeline) -> list[KindPair]:
     """By kind and stream, the largest difference first."""
-    sums = [_sums(t) for t in (a, b)]
-    found = [KindPair(*key, sums[0][key][0], sums[1][key][0], sums[0][key][1], sums[1][key][1]) for key in sorted(set(sums[0]) | set(sums[1]))]
+    of_a, of_b = sums(a), sums(b)
+    found = [KindPair(*key, of_a[key][0], of_b[key][0], of_a[key][1], of_b[key][1]) for key in sorted(set(of_a) | set(of_b))]
     return sorted(found, key=lambda k: -abs(k.longer_ns))
+
+
+def sums(t: Timeline) -> dict[tuple[str, str], list[int]]:
+    """(kind, stream) -> [spans, ns of them all]."""
+    kind_of = [kind(name) for name in t.names]
+    total: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for op, stream, ns in zip(t.op.tolist(), t.stream.tolist(), (t.end_ns - t.start_ns).tolist()):
+        one = total[kind_of[op], ROWS[stream]]
+        one[0], one[1] = one[0] + 1, one[1] + ns
+    return total
 
 
 def critical_path(timeline: Timeline, schedule: Schedule | None = None) -> list[Step]:
@@ -155,16 +165,6 @@ def _keyed(t: Timeline) -> list[tuple[Key, tuple]]:
         found.append(((*one, came[one]), span))
         came[one] += 1
     return found
-
-
-def _sums(t: Timeline) -> dict[tuple[str, str], list[int]]:
-    """(kind, stream) -> [spans, ns]."""
-    kind_of = [kind(name) for name in t.names]
-    total: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for op, stream, ns in zip(t.op.tolist(), t.stream.tolist(), (t.end_ns - t.start_ns).tolist()):
-        one = total[kind_of[op], ROWS[stream]]
-        one[0], one[1] = one[0] + 1, one[1] + ns
-    return total
 
 
 def _waits(timeline: Timeline, schedule: Schedule | None) -> dict[str, list[str]]:

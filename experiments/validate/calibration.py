@@ -18,15 +18,16 @@ from engine import calibrate, measure
 from engine.worker import Job, Run
 from experiments.validate.case import Space, shapes
 from sim import machine as machines
+from sim.cost import features
 from sim.errors import UserError
 from sim.files import folder, write
 from sim.machine import Machine
-from sim.ops import key
+from sim.ops import KINDS, key
 from sim.schedule import Schedule
 from sim.simulate import simulate
 from sim.strategy import Strategy
 
-STEPS = {"cpu": 5, "cuda": 7}
+STEPS = {"cpu": 5, "cuda": 9}
 """Of a calibration job, every other one traced."""
 LOW, HIGH = 5, 95
 """Percentiles of the band."""
@@ -84,13 +85,13 @@ def jobs(made: list[Schedule], device: str) -> list[Job]:
 
 
 def covering(space: Space, name: str, P: int, device: str) -> list[Strategy]:
-    """The fewest strategies of the space (greedily) whose schedules have every cost key that any of them has."""
+    """The fewest strategies of the space (greedily) whose schedules have every op that any of them has, by cost key and what a curve is linear in."""
     one = shapes(name, 1, space.vocab)
     keys = {}
     for save, order, offload in product(space.save, space.order, space.offload):
         strategy = Strategy(save=save, order=order, offload=offload)
         schedule = calibrate.schedules(one, P, space.dtype, strategy, device)[0]
-        keys[strategy] = {key(op) for region in schedule.regions.values() for op in region.ops}
+        keys[strategy] = {(key(op), *features(KINDS[op.kind].work(op, schedule))) for region in schedule.regions.values() for op in region.ops if op.stream != "host"}
     chosen, left = [], set.union(*keys.values())
     while left:
         chosen.append(max(keys, key=lambda strategy: len(keys[strategy] & left)))

@@ -94,7 +94,7 @@ def test_a_machine_that_does_as_its_curves_say_passes(fake, tmp_path, capsys, mo
         assert row.planned_hbm_predicted == row.planned_hbm_measured > 0 and row.states_measured == row.states_predicted and row.workspace_measured is None
         assert (row.hidden_predicted is None) == (row.planned_host_predicted == 0) == (not row.offload)
         assert row.predicted_s == row.alone_s == row.factor_s and row.profile == "S1" and row.kinds
-        assert all(abs(predicted - measured) <= 2e-3 * predicted + 10 for _, _, predicted, measured in row.kinds)
+        assert [k for k in row.kinds if abs(k[2] - k[3]) > 2e-3 * k[2] + 10] == []
     record = json.loads((tmp_path / "validate.json").read_text())
     missed = [bar["name"] for bar in record["bars"] if bar["holds"] is False]
     assert missed == ["steps inside the 5-95% band"] and record["holds"] is False
@@ -190,9 +190,9 @@ def test_cross_validation_finds_no_error_where_curves_are_lines():
     assert found == pytest.approx({384: 1.0, 768: 1.1, 1536: 1.0, 3072: 1.0}, rel=2e-3)
 
 
-def test_two_strategies_have_every_cost_key_of_the_grid():
+def test_two_strategies_have_every_op_of_the_grid():
     chosen = covering(SPACES["cuda"], "llama3-8b", 2, "cuda")
-    assert [(s.save, s.order, s.offload) for s in chosen] == [("qkvo", "query-up", True), ("qkvo", "query-down", True)]
+    assert [(s.save, s.order, s.offload) for s in chosen] == [("all", "query-up", True), ("qkvo", "query-down", True)]
 
 
 def test_a_band_holds_every_residual_with_every_repeat():

@@ -37,7 +37,7 @@ class OpPair(NamedTuple):
     late_ns: int
     """A's start - B's."""
     gained_ns: int
-    """What of that the end of the op before on its stream did not have yet."""
+    """What of that the end of the op before on its stream did not have yet; of external work, which has no one stream, the one of its kind."""
 
     @property
     def longer_ns(self) -> int:
@@ -85,14 +85,14 @@ def kind(id: str) -> str:
 def pairs(a: Timeline, b: Timeline) -> list[OpPair]:
     """What both have, in A's issue order."""
     spans_b = dict(_keyed(b))
-    before: dict[str, int] = {}
+    before: dict[tuple[str, str], int] = {}
     found = []
     for key, (id, layer, stream, start, end) in _keyed(a):
         if key in spans_b:
             _, _, _, start_b, end_b = spans_b[key]
-            late = start - start_b
-            found.append(OpPair(id, key[1], stream, end - start, end_b - start_b, late, late - before.get(stream, 0)))
-            before[stream] = end - end_b
+            late, row = start - start_b, (stream, kind(id) if stream == "external" else "")
+            found.append(OpPair(id, key[1], stream, end - start, end_b - start_b, late, late - before.get(row, 0)))
+            before[row] = end - end_b
     return found
 
 

@@ -52,6 +52,11 @@ def test_layers_and_external_work_are_told_apart():
     assert only(hand(one), hand(two)) == ({"fwd.ffn[0]": 1, "ext.reduce": 1}, {})
 
 
+def test_external_work_is_late_by_its_own_kind():
+    one, two = ([("ext.gather", 0, "external", at, at + 5), ("ext.reduce", 0, "external", at + 5, at + 9), ("ext.gather", 0, "external", at + 10, at + 15 + at)] for at in (20, 0))
+    assert [(p.late_ns, p.gained_ns) for p in pairs(hand(one), hand(two))] == [(20, 20), (20, 20), (20, 0)]
+
+
 def test_kinds_sum_over_regions():
     assert kinds(hand(A), hand(B))[:4] == [
         KindPair("ffn", "compute", 1, 1, 10, 60), KindPair("reload", "h2d", 1, 1, 40, 10), KindPair("ffn_bwd", "compute", 1, 0, 20, 0), KindPair("qkv", "compute", 1, 1, 20, 15)]

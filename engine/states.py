@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -92,8 +93,7 @@ def _shard(model: LanguageModel, group: dist.ProcessGroup, device: torch.device,
 
     Its collectives are external ops of the schedule: a gather a region (the embedding's is part of ext.embed), a reduction a gradient.
     """
-    own = dist.new_group(dist.get_process_group_ranks(group), timeout=timedelta(seconds=TIMEOUT_S[device.type]))
-    mesh = DeviceMesh.from_group(own, device.type)
+    mesh = DeviceMesh.from_group(_own(group, device.type), device.type)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False) if dtype == "bf16" else MixedPrecisionPolicy()
     for part in (*model.blocks, model.loss, model):
         fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
@@ -102,6 +102,12 @@ def _shard(model: LanguageModel, group: dist.ProcessGroup, device: torch.device,
         part.set_custom_all_gather(_Collective(model.program, "embed" if part is model else "gather", dist.all_gather_into_tensor))
         part.set_custom_reduce_scatter(_Collective(model.program, "reduce", dist.reduce_scatter_tensor))
         part.set_unshard_in_backward(part in model.blocks)  # the loss has its gradients already, an embedding's needs no weights
+
+
+@cache
+def _own(group: dist.ProcessGroup, device: str) -> dist.ProcessGroup:
+    """A second communicator of the same ranks: one for all models of this process, as each takes memory of the GPU and is never given back."""
+    return dist.new_group(dist.get_process_group_ranks(group), timeout=timedelta(seconds=TIMEOUT_S[device]))
 
 
 class _Collective:

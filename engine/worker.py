@@ -159,11 +159,13 @@ def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lamb
 
 
 def _emptied(device: str) -> None:
-    """What a job has left behind is gone before the next one takes its memory: cycles, and what the allocator keeps for reuse."""
+    """What a job has left behind is gone before the next one takes its memory: cycles, cuBLAS's workspaces of its streams, and what the
+    allocator keeps for reuse."""
     gc.collect()
     if device == "cuda":
         import torch
 
+        torch._C._cuda_clearCublasWorkspaces()  # one a handle and stream, and each job has new streams
         torch.cuda.empty_cache()
 
 

@@ -176,8 +176,9 @@ def placement(rank: int, world: int) -> dict[str, set[int]]:
     return {"compute": {CORES[0]}} | dict.fromkeys(("comm", "h2d", "d2h", "host"), set(CORES[1:]))
 
 
-def backend(job: Job, schedule: Schedule, rank: int, pin: Callable[[int, int], None] = lambda done, total: None, group=None):
-    """(backend, attention kernel) of this rank. Raises UserError where the node has too few GPUs, or ones that no kernel runs on."""
+def backend(job: Job, schedule: Schedule, rank: int, pin: Callable[[int, int], None] = lambda done, total: None, group=None, only: str = ""):
+    """(backend, attention kernel) of this rank; `only` names the adapter to take. Raises UserError where the node has too few GPUs, or ones that no
+    kernel runs on."""
     model, dtype, P = schedule.model, schedule.dtype, schedule.P
     if job.device == "cpu":
         from engine.backend.cpu import CpuBackend
@@ -189,7 +190,7 @@ def backend(job: Job, schedule: Schedule, rank: int, pin: Callable[[int, int], N
 
     here = world()
     check_gpus(here.local_size)
-    kernels = usable(model, dtype, torch.cuda.get_device_capability(here.local_rank), schedule.chunk * model.q_dim // P)
+    kernels = usable(model, dtype, torch.cuda.get_device_capability(here.local_rank), schedule.chunk * model.q_dim // P, only)
     torch.cuda.set_device(here.local_rank)
     kernel = choose(kernels, model, P, group)
     return CudaBackend(here.local_rank, pin), kernel

@@ -201,6 +201,7 @@ def bench(
     part: Annotated[str, typer.Option(help="block, or attention: the half that DeepSpeed's FPDT_Attention replaces.")] = "block",
     rows: Annotated[str, typer.Option(help="Which rows, comma-separated.")] = "engine,resident,bound,ulysses,ring,deepspeed",
     repeats: Annotated[int, typer.Option(min=1, help="Times each row is measured, after two warm-ups.")] = 5,
+    kernel: Annotated[str, typer.Option(metavar="NAME", help="The attention kernel of every row, by its adapter's name (cudnn, torch_flash, flash_attn_4, ...); the fastest if not given.")] = "",
     dtype: Annotated[Optional[str], typer.Option("--dtype", help="bf16 or fp32; bf16 on GPUs, fp32 on CPU if not given.")] = None,
     machine: Annotated[Optional[str], typer.Option("--machine", help="Whose peak mfu_causal is of; the published one of a known GPU if not given.")] = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where bench.json goes.")] = Path("results/bench"),
@@ -216,7 +217,7 @@ def bench(
 
     part, rows = one_of_parts(part), chosen_rows(rows)
     stoppable()
-    bench(shapes, strategy, parse_tokens(seq), dtype, part=part, rows=rows, repeats=repeats, machine=computer, out=out, command=shlex.join(["fpdt", *sys.argv[1:]]))
+    bench(shapes, strategy, parse_tokens(seq), dtype, part=part, rows=rows, repeats=repeats, kernel=kernel, machine=computer, out=out, command=shlex.join(["fpdt", *sys.argv[1:]]))
 
 
 @app.command()

@@ -9,9 +9,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from experiments.peers.case import Place
-
-WARM_UPS = 2
+from experiments.peers.case import Case, Place
 
 
 class Step(Protocol):
@@ -25,21 +23,22 @@ class Step(Protocol):
     def backward(self) -> None: ...
 
 
-def measure(step: Step, place: Place, repeats: int, load_s: float, tick: Callable[[int, int], None]) -> dict:
+def measure(step: Step, place: Place, case: Case, tick: Callable[[int, int], None]) -> dict:
     """forward_s and total_s of each repeat, and the peak of allocated HBM (None on CPU). tick(done, of) follows each step."""
-    for k in range(WARM_UPS):
+    warm_ups, repeats, last = case.warm_ups, case.repeats, math.inf
+    for k in range(warm_ups):
         _, last = timed(step, place)
-        tick(k + 1, WARM_UPS + repeats)
-    more = math.ceil(load_s / last)  # the same on every rank
+        tick(k + 1, warm_ups + repeats)
+    more = math.ceil(case.load_s / last)  # the same on every rank
     for k in range(more):
         timed(step, place)
-        tick(WARM_UPS + k + 1, WARM_UPS + more + repeats)
+        tick(warm_ups + k + 1, warm_ups + more + repeats)
     if place.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     found = []
     for k in range(repeats):
         found.append(timed(step, place))
-        tick(WARM_UPS + more + k + 1, WARM_UPS + more + repeats)
+        tick(warm_ups + more + k + 1, warm_ups + more + repeats)
     peak = int(_most([torch.cuda.max_memory_allocated()], place)[0]) if place.device.type == "cuda" else None
     forward_s, total_s = zip(*found)
     return {"forward_s": forward_s, "total_s": total_s, "peak_hbm_bytes": peak, "load_steps": more}

@@ -53,8 +53,7 @@ class Forward:
         made = (q, kv) if self.P == 1 else (e.slot("q'", i, 1), e.slot("kv'", i, 1))
         e.op("compute", f"qkv[{i}]", (x,), made, n=e.n(i), at=e.at(i))
         if self.P > 1:
-            e.op("comm", f"a2a.q[{i}]", (made[0],), (q,), n=e.n(i))
-            e.op("comm", f"a2a.kv[{i}]", (made[1],), (kv,), n=e.n(i))
+            e.op("comm", f"a2a.qkv[{i}]", made, (q, kv), n=e.n(i))
         self.x[i], self.q[i], self.kv[i] = x, q, kv
         for role, buffer in (("kv", kv), ("q", q), ("x", x)):
             self.store.keep(role, i, buffer)

@@ -53,6 +53,12 @@ def test_a_row_is_right(ranks, model, P, row, part):
         assert 0 < found["error_y"] < BAR and 0 < found["error_dx"] < BAR
 
 
+@pytest.mark.parametrize("P", (1, 2), ids="P{}".format)
+def test_hidden_states_on_the_host_are_right(ranks, P):
+    for found in ranks(P).run(rehearsal.errors, case("engine", MODELS["gqa"], P, "block", hidden="host", accum="host")):
+        assert 0 < found["error_y"] < BAR and 0 < found["error_dx"] < BAR
+
+
 def test_a_wrong_row_is_seen(ranks):
     one, = ranks(1).run(rehearsal.errors_without_rope, case("ulysses", MODELS["gqa"], 1, "attention"))
     assert one["error_y"] > 0.01 and one["error_dx"] > 0.01
@@ -64,6 +70,9 @@ def test_a_row_is_measured(ranks, row):
     assert slowest[0]["total_s"] == slowest[1]["total_s"] and len(slowest[0]["total_s"]) == 2
     assert all(0 < forward < total for forward, total in zip(slowest[0]["forward_s"], slowest[0]["total_s"]))
     assert (slowest[0]["kernel"], slowest[0]["peak_hbm_bytes"]) == (cpu_flash.NAME, None)
+    if row == "engine":
+        s = text.parse(case(row, MODELS["gqa"], 2, "block").schedule)
+        assert slowest[0]["ops"] == sum(op.stream != "host" for region in ("fwd", "bwd") for op in s.regions[region].ops)
 
 
 @pytest.mark.parametrize("save", ("all", "qkvo", "o", "input"))

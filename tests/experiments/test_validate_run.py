@@ -263,6 +263,6 @@ def test_for_real_on_cpu(tmp_path, monkeypatch, capsys):
     assert [row.reason for row in done] == ["", ""] and stop.value.code == (0 if record["holds"] else 1)
     for row in done:
         assert row.planned_hbm_measured == row.planned_hbm_predicted and row.planned_host_measured == row.planned_host_predicted
-        assert row.states_measured == row.states_predicted and 0.2 < row.predicted_s / row.measured_s < 5 and row.kernel == "torch CPU flash"
+        assert row.states_measured == row.states_predicted and 0.05 < row.predicted_s / row.measured_s < 20 and row.kernel == "torch CPU flash"
         assert {(kind, stream) for kind, stream, predicted, measured in row.kinds if predicted and measured} >= {("attn", "compute"), ("ffn_bwd", "compute"), ("optimizer", "external")}
     assert "2 configurations in 1 groups" in capsys.readouterr().out

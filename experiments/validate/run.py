@@ -36,10 +36,10 @@ RANKS = (1, 2, 4, 8)
 MOST_RANKS = 2
 """P is drawn up to it, if nothing is said."""
 TRACE_EVERY = 3
-LOAD_S, LONG_S, MOST_WARM = 1.5, 2.0, 19
-"""A GPU works for so long before a step counts; a step that is longer is repeated less."""
-ROUNDS = {"cuda": 4, "cpu": 2}
-"""Of two untraced steps and a traced one; half of them where a step is long."""
+LOAD_S, MOST_WARM = 1.5, 19
+"""A GPU works for so long before a step counts, or for so many steps."""
+ROUNDS, LONG_S = {"cuda": 4, "cpu": 2}, (2.0, 8.0)
+"""Rounds of two untraced steps and a traced one; half as many, and half again, where a step is longer than these."""
 SETUP_S, HOST_GBps = {"cuda": 4.0, "cpu": 1.0}, 1.5
 """What it takes to start a job on ranks that are there, and to take, touch and pin host memory."""
 IN_A_ROW = 3
@@ -159,10 +159,9 @@ def profiles(record: Record, ranks: tuple[int, ...], device: str, given: dict, p
 
 def pace(predicted_s: float, device: str) -> tuple[int, int]:
     """(steps that warm up, all steps) of a configuration."""
-    if predicted_s > LONG_S:
-        return 1, 1 + TRACE_EVERY * -(-ROUNDS[device] // 2)
-    warm = 1 if device == "cpu" else min(MOST_WARM, 1 + TRACE_EVERY * math.ceil(LOAD_S / predicted_s / TRACE_EVERY))
-    return warm, warm + TRACE_EVERY * ROUNDS[device]
+    rounds = max(1, ROUNDS[device] >> sum(predicted_s > long for long in LONG_S))
+    warm = 1 if device == "cpu" or predicted_s > LONG_S[0] else min(MOST_WARM, 1 + TRACE_EVERY * math.ceil(LOAD_S / predicted_s / TRACE_EVERY))
+    return warm, warm + TRACE_EVERY * rounds
 
 
 def cost(found: dict[tuple[str, int], Profile], device: str) -> grid.Cost:

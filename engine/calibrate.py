@@ -80,6 +80,15 @@ def fit(samples: list[Point]) -> dict[str, float]:
     return dict(zip(("fixed_ns", "ns_per_gflop", "ns_per_MB"), (coefficients / scale).tolist()))
 
 
+def curves(made: list[Schedule], runs: list[Run], source: str) -> dict[str, dict]:
+    """By cost key, the line through the points of all these runs."""
+    pooled: dict[str, list[Point]] = defaultdict(list)
+    for schedule, run in zip(made, runs):
+        for k, found in points(schedule, run).items():
+            pooled[k] += found
+    return {k: fit(found) | {"source": source} for k, found in sorted(pooled.items())}
+
+
 def latencies(schedule: Schedule, run: Run) -> dict[str, list[int]]:
     """gap_ns: between ops of one stream, the second being ready; wake_ns: after a wait on another stream that took longer."""
     found: dict[str, list[int]] = {"gap_ns": [], "wake_ns": []}
@@ -100,16 +109,13 @@ def latencies(schedule: Schedule, run: Run) -> dict[str, list[int]]:
 
 def profile(model: Model, P: int, dtype: str, made: list[Schedule], runs: list[Run], link_GBps: float | None, device: str = "cpu") -> Machine:
     """The machine that these runs measured. Several runs of one schedule (rounds) are pooled."""
-    pooled: dict[str, list[Point]] = defaultdict(list)
     late: dict[str, list[int]] = defaultdict(list)
     for schedule, run in zip(made, runs):
-        for k, found in points(schedule, run).items():
-            pooled[k] += found
         for k, found in latencies(schedule, run).items():
             late[k] += found
     source = f"measured: {probe.provenance()}, {len(runs)} runs of {', '.join(sorted({f'S={s.seq} C={s.chunk}' for s in made}))}"
     tiny = build(replace(model, layers=1), Strategy(sp=1, chunk=16, zero=0), 128, dtype)
-    fits = {k: fit(found) | {"source": source} for k, found in sorted(pooled.items())}
+    fits = curves(made, runs, source)
     best = probe.best_gemm_TFLOPS(dtype, device)
     values = {
         "peak_TFLOPS": best, "gemm_TFLOPS": best, "attn_fwd_TFLOPS": _tflops(fits, "attn"), "attn_bwd_TFLOPS": _tflops(fits, "attn_bwd+merge"),

@@ -139,11 +139,7 @@ def lint(file: Annotated[Path, typer.Argument(help="A schedule as `fpdt show` pr
     from sim import text
     from sim.lint import LintError, lint
 
-    try:
-        written = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"schedule file {file} cannot be read ({getattr(error, 'strerror', 'not text')}); write one with fpdt show --out") from None
-    schedule = text.parse(written, file.name)
+    schedule = read_schedule(file)
     try:
         lint(schedule)
     except LintError as error:
@@ -193,6 +189,20 @@ def compare(
 
 
 @app.command()
+def explain(
+    a: Annotated[Path, typer.Argument(metavar="A.json", help="A timeline: predicted.json or measured.json of `fpdt compare`, or what `fpdt simulate --save-timeline` wrote.")],
+    b: Annotated[Path, typer.Argument(metavar="B.json", help="Another one. Differences are A - B: the prediction goes first.")],
+    schedule: Annotated[Optional[Path], typer.Option(metavar="FILE", help="The schedule of both, for timelines that do not carry what their ops wait for.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Lines a table.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Shows where two timelines part: by op, by kind, and on the critical path of each."""
+    from experiments.explain import explain_command
+
+    explain_command(a, b, schedule and read_schedule(schedule), top, as_json)
+
+
+@app.command()
 def bench(
     model: ModelName, seq: Seq, gpus: Gpus = None, chunk: Chunk = None, settings: Settings = [],
     part: Annotated[str, typer.Option(help="block, or attention: the half that DeepSpeed's FPDT_Attention replaces.")] = "block",
@@ -215,6 +225,36 @@ def bench(
     part, rows = one_of_parts(part), chosen_rows(rows)
     stoppable()
     bench(shapes, strategy, parse_tokens(seq), dtype, part=part, rows=rows, repeats=repeats, kernel=kernel, machine=computer, out=out, command=shlex.join(["fpdt", *sys.argv[1:]]))
+
+
+@app.command()
+def validate(
+    gpus: Annotated[Optional[int], typer.Option("--gpus", min=1, help="Most ranks of a configuration; two, or as many as there are, if not given.")] = None,
+    seed: Annotated[int, typer.Option(help="Draws the grid.")] = 0,
+    count: Annotated[Optional[int], typer.Option(min=1, help="Configurations; 64 on GPUs, 8 on CPU if not given.")] = None,
+    budget: Annotated[Optional[float], typer.Option(metavar="MINUTES", help="That the configurations may take, as predicted; 25 on GPUs, 3 on CPU if not given.")] = None,
+    hbm: Annotated[Optional[str], typer.Option(help="Device memory of one GPU instead of what there is: 80GiB.")] = None,
+    host: Annotated[Optional[str], typer.Option(help="Host memory of this node instead of what there is: 1TiB.")] = None,
+    plan: Annotated[Optional[str], typer.Option(metavar="MACHINE", help="Only lists the grid that this machine would get: a name that `fpdt machines` lists, or a file.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where grid, rows and picture go; a run that was interrupted goes on there.")] = Path("results/validate"),
+) -> None:
+    """Predicts and measures a grid of held-out configurations on this machine, and holds the errors against bars: exits with 1 if one is missed."""
+    positive("--budget", budget, 25)
+    sizes = {name: None if size is None else parse_bytes(size) for name, size in (("hbm_bytes", hbm), ("host_bytes", host))}
+    from sim import machine as machines
+
+    if plan:
+        computer = machines.machine(plan).override(**sizes)
+        from experiments.validate.run import plan as listed
+
+        listed(computer, seed=seed, count=count, budget_min=budget, gpus=gpus)
+        return
+    next(map(machines.load, machines.presets().values())).override(**sizes)  # a wrong size is said before anything starts
+    from experiments.validate.run import validate
+
+    stoppable()
+    if not validate(seed=seed, count=count, budget_min=budget, gpus=gpus, **sizes, out=out, command=shlex.join(["fpdt", *sys.argv[1:]])):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -267,6 +307,17 @@ def train(
     if not started():
         stoppable()
     train_command(schedule, strategy, Training(job, checkpoint and str(checkpoint), every, resume, log and str(log)))
+
+
+def read_schedule(file: Path):
+    """A schedule from a file, as `fpdt show` writes it. Raises UserError."""
+    from sim import text
+
+    try:
+        written = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"schedule file {file} cannot be read ({getattr(error, 'strerror', 'not text')}); write one with fpdt show --out") from None
+    return text.parse(written, file.name)
 
 
 def short(chunk: str | None, settings: list[str]) -> str | None:

@@ -48,7 +48,7 @@ def test_on_a_cpu(dtype):
         assert usable(tiny(head_dim=6), dtype, None) == [cpu_flash]
 
 
-def each(old: str, two: str, four: str | None = None, three: str | None = None, of_torch: str | None = None, cudnn: str | None = None) -> str:
+def each(old: str, two: str, four: str | None = None, of_torch: str | None = None, cudnn: str | None = None, three: str | None = None) -> str:
     """The list of reasons."""
     reasons = {"flash-attn-4": four or old, "flash-attn-3": three or four or old, "flash-attn-2": two, "cuDNN": cudnn or old, "torch flash (FA2)": of_torch or old}
     return "; ".join(f"{name} {reason}" for name, reason in reasons.items())

@@ -1,4 +1,4 @@
-"""The engine against its bars on GPUs: python -m experiments.bench_block PLAN [--gpus 2] [--process 1] [--out results/bars/block]
+"""The engine against its bars on GPUs: python -m experiments.bench_block PLAN [--gpus 2] [--process 1] [--only TEXT] [--out results/bars/block]
 
     offload   KV and saved activations on the host against everything in HBM, and the kernel bound; llama3-8b (GQA) and gpt-6.7b (MHA)
     memory    HBM peak with all long tensors on the host, S from 128K to 1M
@@ -87,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("plan", choices=(*PLANS, "judge"))
     parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--only", default="", help="only rows whose name has this in it")
     parser.add_argument("--process", type=int, default=0, help="which of several runs of a plan this is")
     parser.add_argument("--out", type=Path, default=Path("results/bars/block"))
     args = parser.parse_args()
@@ -101,7 +102,7 @@ def main() -> None:
     head = {"provenance": probe.provenance(), "command": f"python -m experiments.bench_block {' '.join(sys.argv[1:])}"}
     earlier = json.loads(path.read_text()) if path.exists() else {}
     results = earlier["rows"] if earlier.get("provenance") == head["provenance"] else {}
-    wanted = {key: spec for key, spec in PLANS[args.plan](args.gpus) if "median_total_s" not in results.get(key, {})}
+    wanted = {key: spec for key, spec in PLANS[args.plan](args.gpus) if "median_total_s" not in results.get(key, {}) and args.only in key}
 
     def keep(key: str, found: dict) -> None:
         results[key] = {k: v for k, v in wanted[key].items() if k != "row"} | found

@@ -80,9 +80,11 @@ def _peers(processes: list[dict[str, dict]]) -> Iterable[dict]:
         pairs = [(rows[mine], rows[other]) for rows in processes if all("median_total_s" in rows.get(key, {}) for key in (mine, other))]
         if not pairs:
             continue
-        times, peaks = ([median(row[what] for row in rows) for rows in zip(*pairs)] for what in ("median_total_s", "peak_hbm_bytes"))
-        yield _line(f"{case}: DeepSpeed / engine, {len(pairs)} processes", times[1] / times[0], asked)
-        if "FA2" not in case and "512K" in case:
+        times, peaks = ([[row[what] for row in rows] for rows in zip(*pairs)] for what in ("median_total_s", "peak_hbm_bytes"))
+        mine, theirs = map(median, times)
+        yield _line(f"{case}: DeepSpeed / engine, {len(pairs)} processes", theirs / mine, asked)
+        if "FA2" not in case and "512K" in case and None not in peaks[0] + peaks[1]:
+            peaks = [median(each) for each in peaks]
             yield _line(f"{case}: HBM peak, engine / DeepSpeed", peaks[0] / peaks[1], 1.0, least=False)
 
 

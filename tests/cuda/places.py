@@ -18,7 +18,7 @@ MODEL = tiny(4, 2, 64, layers=2)
 
 def refused(name: str, model: Model = MODEL) -> str | None:
     """Why an adapter cannot be used for a model on this GPU, or None."""
-    if DEVICE != "cuda":
+    if not torch.cuda.is_available():
         return None
     return refusal(import_module(f"engine.kernels.{name}"), model, "bf16", torch.cuda.get_device_capability())
 
@@ -26,7 +26,7 @@ def refused(name: str, model: Model = MODEL) -> str | None:
 CUDNN, FLASH = (Place("cuda", "cudnn"), Place("cuda", "torch_flash")) if DEVICE == "cuda" else (CPU, CPU)
 OWN = ("flash_attn_4", "flash_attn_3", "flash_attn_2")
 """Kernels with a package of their own."""
-KERNELS = {"cudnn": CUDNN, "torch_flash": FLASH} | {name: Place("cuda", name) for name in OWN if DEVICE == "cuda" and not refused(name)}
+KERNELS = {"cudnn": CUDNN, "torch_flash": FLASH} | {name: Place("cuda", name) for name in OWN if torch.cuda.is_available() and not refused(name)}
 EACH = [pytest.param(name, marks=pytest.mark.skipif(name not in KERNELS, reason="not installed, or not for this GPU")) for name in ("cudnn", "torch_flash", *OWN)]
 every_kernel = pytest.mark.parametrize("kernel", EACH)
 one_and_two_ranks = pytest.mark.parametrize("P", (1, 2), ids="P{}".format)

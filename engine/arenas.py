@@ -10,6 +10,7 @@ from sim.schedule import SPACES, Buffer, Schedule
 FILL = 0x7FC0DEAD
 """Fill pattern of every fp32-sized word: a NaN, so that what was never written poisons what reads it."""
 GUARD_BYTES = 4096
+PIECE_WORDS = 1 << 26
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int64": torch.int64}
 
 
@@ -37,8 +38,9 @@ class Arenas:
         return self._views[place]
 
     def touched_bytes(self, space: str) -> int:
-        """Bytes whose word is no longer the fill pattern."""
-        return 4 * int((self._inner[space].view(torch.int32) != FILL).sum())
+        """Bytes whose word is no longer the fill pattern. Looked at where HBM is, piece by piece: a full GPU and a large host arena are no matter."""
+        device = self._inner["hbm"].device
+        return 4 * sum(int((words.to(device) != FILL).sum()) for words in self._inner[space].view(torch.int32).split(PIECE_WORDS))
 
     def guards_intact(self) -> bool:
         """Nothing was written outside the plan."""

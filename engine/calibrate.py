@@ -75,6 +75,11 @@ def pooled(made: list[Schedule], runs: list[Run]) -> dict[str, list[Point]]:
     return dict(found)
 
 
+def curves(made: list[Schedule], runs: list[Run], source: str) -> dict[str, dict]:
+    """By cost key, the line through the points of all these runs."""
+    return {k: fit(found) | {"source": source} for k, found in sorted(pooled(made, runs).items())}
+
+
 def latencies(schedule: Schedule, run: Run) -> dict[str, list[int]]:
     """gap_ns: between ops of one stream, the second being ready; wake_ns: after a wait on another stream that took longer."""
     found: dict[str, list[int]] = {"gap_ns": [], "wake_ns": []}
@@ -101,7 +106,7 @@ def profile(model: Model, P: int, dtype: str, made: list[Schedule], runs: list[R
             late[k] += found
     source = f"measured: {probe.provenance()}, {len(runs)} runs of {', '.join(sorted({f'S={s.seq} C={s.chunk}' for s in made}))}"
     tiny = build(replace(model, layers=1), Strategy(sp=1, chunk=16, zero=0), 128, dtype)
-    fits = {k: fit(found) | {"source": source} for k, found in sorted(pooled(made, runs).items())}
+    fits = curves(made, runs, source)
     best = probe.best_gemm_TFLOPS(dtype, device)
     values = {
         "peak_TFLOPS": best, "gemm_TFLOPS": best, "attn_fwd_TFLOPS": _tflops(fits, "attn"), "attn_bwd_TFLOPS": _tflops(fits, "attn_bwd+merge"),

@@ -40,6 +40,8 @@ class Program:
         self.spans: list[tuple[str, int, str, list]] | None = None
         """(op id, layer, stream, [start_ns, end_ns]) of what was run, if this is a list."""
         self.copied_bytes = {"h2d": 0, "d2h": 0}
+        self.watch: Callable[[Op, Callable[[], None]], Callable[[], None]] | None = None
+        """What stands in for an op's work, given the op and it, if anything does."""
         self._previous: tuple[str, dict[str, Event]] = ("", {})
         self._recorded = _waited_for(schedule)
         self._bound = {r: [_Bound(op, schedule, r) for op in region.ops] for r, region in schedule.regions.items()}
@@ -94,7 +96,11 @@ class Program:
         launcher, runtime, op = LAUNCHERS[bound.kind], self.runtime, bound.op
         if op.stream in self.copied_bytes:
             self.copied_bytes[op.stream] += writes[0].numel() * writes[0].element_size()
-        return lambda: launcher(runtime, op, reads, writes)
+
+        def work() -> None:
+            launcher(runtime, op, reads, writes)
+
+        return self.watch(op, work) if self.watch else work
 
     def _span(self, op: Op, layer: int) -> list | None:
         if self.spans is None:

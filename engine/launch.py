@@ -7,6 +7,7 @@ D head_dim, P ranks. A write that the op also reads is accumulated into.
 """
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -83,15 +84,30 @@ def qkv(rt, op, reads, writes):
 
 
 def a2a(rt, op, reads, writes):
-    send, receive = (t.view(rt.P, -1).view(torch.uint8) for t in (reads[0], writes[0]))
-    if PARTS not in op.args:
-        dist.all_to_all_single(receive, send, group=rt.group, async_op=False)
+    """Part p of each tensor goes to rank p. NCCL does several tensors in one kernel."""
+    pairs = [[t.view(rt.P, -1).view(torch.uint8) for t in pair] for pair in zip(writes, reads)]
+    if PARTS in op.args:
+        for receive, send in pairs:
+            _in_parts(rt, op.args[PARTS], receive, send)
         return
-    for part, to in zip(send.chunk(op.args[PARTS], dim=1), receive.chunk(op.args[PARTS], dim=1)):
+    with _together(rt.group, pairs):
+        for receive, send in pairs:
+            dist.all_to_all_single(receive, send, group=rt.group, async_op=False)
+
+
+def _in_parts(rt: Runtime, parts: int, receive: torch.Tensor, send: torch.Tensor) -> None:
+    """One tensor in so many messages."""
+    for part, to in zip(send.chunk(parts, dim=1), receive.chunk(parts, dim=1)):
         part = part.contiguous()
         got = torch.empty_like(part)
         dist.all_to_all_single(got, part, group=rt.group, async_op=False)
         to.copy_(got)
+
+
+def _together(group: dist.ProcessGroup, pairs: list):
+    """What is launched inside is one launch, where there are several and the library can."""
+    several = len(pairs) > 1 and pairs[0][0].is_cuda
+    return dist._coalescing_manager(group, device=pairs[0][0].device, async_ops=False) if several else nullcontext()
 
 
 def copy(rt, op, reads, writes):

@@ -71,7 +71,7 @@ def start(training: Training, P: int, hear: Callable[[str], None], pin: Pin = la
     run("engine.serve", asdict(training), P, training.job.device, hear, pin)
 
 
-def run(module: str, job: dict, P: int, device: str, hear: Callable[[str], None], pin: Pin = lambda done, total: None) -> None:
+def run(module: str, job: dict | list, P: int, device: str, hear: Callable[[str], None], pin: Pin = lambda done, total: None) -> None:
     """A module that is given (file of the job, device) on P new ranks; `hear` gets each line of rank 0, `pin` what Ranks.do says. Raises as that does."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "job.json")

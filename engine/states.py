@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -77,6 +78,12 @@ class States:
         norm = get_total_norm(self._grads())
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
+    def size_bytes(self) -> int:
+        """What this rank holds now: its part of parameters, of gradients where there are any, and of moments."""
+        moments = [m for p in self.model.parameters() for m in self.optimizer.state[p].values() if m.shape == p.shape]
+        held = [*self.model.parameters(), *(g for g in self._grads() if g is not None), *moments]
+        return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in held)
+
     def _grads(self) -> list[torch.Tensor]:
         return [p.grad for p in self.model.parameters()]
 
@@ -86,8 +93,7 @@ def _shard(model: LanguageModel, group: dist.ProcessGroup, device: torch.device,
 
     Its collectives are external ops of the schedule: a gather a region (the embedding's is part of ext.embed), a reduction a gradient.
     """
-    own = dist.new_group(dist.get_process_group_ranks(group), timeout=timedelta(seconds=TIMEOUT_S[device.type]))
-    mesh = DeviceMesh.from_group(own, device.type)
+    mesh = DeviceMesh.from_group(_own(group, device.type), device.type)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False) if dtype == "bf16" else MixedPrecisionPolicy()
     for part in (*model.blocks, model.loss, model):
         fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
@@ -96,6 +102,12 @@ def _shard(model: LanguageModel, group: dist.ProcessGroup, device: torch.device,
         part.set_custom_all_gather(_Collective(model.program, "embed" if part is model else "gather", dist.all_gather_into_tensor))
         part.set_custom_reduce_scatter(_Collective(model.program, "reduce", dist.reduce_scatter_tensor))
         part.set_unshard_in_backward(part in model.blocks)  # the loss has its gradients already, an embedding's needs no weights
+
+
+@cache
+def _own(group: dist.ProcessGroup, device: str) -> dist.ProcessGroup:
+    """A second communicator of the same ranks: one for all models of this process, as each takes memory of the GPU and is never given back."""
+    return dist.new_group(dist.get_process_group_ranks(group), timeout=timedelta(seconds=TIMEOUT_S[device]))
 
 
 class _Collective:

@@ -4,6 +4,7 @@ The same worker serves calibration, comparison, the demo and training; engine.se
 """
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -49,6 +50,8 @@ class Job:
     """cpu or cuda."""
     trace_every: int = 2
     """Every how many steps the timeline is taken (0: never); the others give the step time."""
+    footprint: bool = False
+    """Whether one more step, behind all the others, takes stock of memory (engine.footprint)."""
 
 
 @dataclass
@@ -67,6 +70,8 @@ class Run:
     kernel: str = ""
     """The attention kernel that was used, or the two (sim.kernels)."""
     guards_intact: bool = True
+    memory_bytes: dict[str, int] = field(default_factory=dict)
+    """What engine.footprint says, if it was asked for."""
     rss_bytes: int = 0
     """Peak resident memory of the process."""
 
@@ -142,9 +147,26 @@ def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lamb
         for step in range(job.steps):
             session.step(step > 0 and job.trace_every > 0 and step % job.trace_every == 1 % job.trace_every)
             tick()
+        if job.footprint:
+            from engine.footprint import footprint
+
+            session.run.memory_bytes = footprint(session)
     finally:
         run = session.close()
+    del session
+    _emptied(job.device)
     return run
+
+
+def _emptied(device: str) -> None:
+    """What a job has left behind is gone before the next one takes its memory: cycles, cuBLAS's workspaces of its streams, and what the
+    allocator keeps for reuse."""
+    gc.collect()
+    if device == "cuda":
+        import torch
+
+        torch._C._cuda_clearCublasWorkspaces()  # one a handle and stream, and each job has new streams
+        torch.cuda.empty_cache()
 
 
 def placement(rank: int, world: int) -> dict[str, set[int]]:
@@ -154,8 +176,9 @@ def placement(rank: int, world: int) -> dict[str, set[int]]:
     return {"compute": {CORES[0]}} | dict.fromkeys(("comm", "h2d", "d2h", "host"), set(CORES[1:]))
 
 
-def backend(job: Job, schedule: Schedule, rank: int, pin: Callable[[int, int], None] = lambda done, total: None, group=None):
-    """(backend, attention kernel) of this rank. Raises UserError where the node has too few GPUs, or ones that no kernel runs on."""
+def backend(job: Job, schedule: Schedule, rank: int, pin: Callable[[int, int], None] = lambda done, total: None, group=None, only: str = ""):
+    """(backend, attention kernel) of this rank; `only` names the adapter to take. Raises UserError where the node has too few GPUs, or ones that no
+    kernel runs on."""
     model, dtype, P = schedule.model, schedule.dtype, schedule.P
     if job.device == "cpu":
         from engine.backend.cpu import CpuBackend
@@ -167,7 +190,7 @@ def backend(job: Job, schedule: Schedule, rank: int, pin: Callable[[int, int], N
 
     here = world()
     check_gpus(here.local_size)
-    kernels = usable(model, dtype, torch.cuda.get_device_capability(here.local_rank), schedule.chunk * model.q_dim // P)
+    kernels = usable(model, dtype, torch.cuda.get_device_capability(here.local_rank), schedule.chunk * model.q_dim // P, only)
     torch.cuda.set_device(here.local_rank)
     kernel = choose(kernels, model, P, group)
     return CudaBackend(here.local_rank, pin), kernel

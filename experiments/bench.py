@@ -8,28 +8,27 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from engine import probe
-from engine.ranks import run
 from engine.worker import check_gpus
-from experiments.bars import pinning, progress
+from experiments.auto import settled
+from experiments.bars import progress
 from experiments.peers.case import PARTS, Case
-from experiments.peers.serve import ROW, TICK
+from experiments.peers.rows import ENGINE, measure
 from sim import text
 from sim.build.step import build
-from sim.errors import RankLost, UserError, unknown
+from sim.errors import unknown
 from sim.files import claimed, write
 from sim.machine import Machine
 from sim.machine import machine as find_machine
 from sim.model import Model
-from sim.schedule import SPACES, Schedule
+from sim.schedule import Schedule
 from sim.strategy import Strategy
-from sim.units import show_bytes, show_tokens
+from sim.units import show_tokens
 
 ROWS = {
     "engine": "a block by its schedule, in chunks; KV and saved activations on the host unless --set says otherwise",
@@ -56,28 +55,31 @@ PUBLISHED = {
 
 
 def bench(
-    model: Model, strategy: Strategy, seq: int, dtype: str | None = None, *, part: str = "block", rows: list[str] = list(ROWS), repeats: int = 5,
+    model: Model, strategy: Strategy, seq: int, dtype: str | None = None, *, part: str = "block", rows: list[str] = list(ROWS), repeats: int = 5, kernel: str = "",
     machine: Machine | None = None, out: Path, command: str = "", console: Console | None = None,
 ) -> list[dict]:
     """Measures the rows, prints them, and writes bench.json to `out`. A row that cannot run has a reason instead of numbers."""
     console = console or Console()
     device = probe.device()
     dtype = dtype or ("bf16" if device == "cuda" else "fp32")
-    sent = cases(model, strategy, seq, dtype, part, rows, repeats, device)
+    strategy = settled(one_layer(model, part), strategy, seq, dtype, machine)
+    sent = cases(model, strategy, seq, dtype, part, rows, repeats, device, kernel)
     if device == "cuda":
         check_gpus(strategy.sp)
     one = next(iter(sent.values()))
     schedule, small = text.parse(one.schedule), text.parse(one.small)
-    inputs = {"model": model.name, "part": part, "seq": seq, "dtype": dtype, "repeats": repeats, "strategy": asdict(strategy)}
+    inputs = {"model": model.name, "part": part, "seq": seq, "dtype": dtype, "repeats": repeats, "kernel": kernel, "strategy": asdict(strategy)}
     head = {"provenance": probe.provenance(), "schedule": text.digest(schedule), "inputs": inputs}
     with claimed(out):
         path = out / "bench.json"
         results = {name: row for name, row in earlier(path, head).items() if name in sent}
         with progress(console) as bar:
-            for name, case in sent.items():
-                if name not in results:
-                    results[name] = _row(case, strategy.sp, bar)
+            def keep(name: str, row: dict) -> None:
+                results[name] = row
                 _save(path, head, results, command, finished=False)
+
+            for name in [name for name in sent if name not in results]:
+                measure({name: sent[name]}, strategy.sp, bar, keep)
         found = [results[name] for name in sent]
         _shares(found)
         _save(path, head, results, command, finished=True)
@@ -105,11 +107,16 @@ def one_of_parts(part: str) -> str:
     return part
 
 
-def cases(model: Model, strategy: Strategy, seq: int, dtype: str, part: str, rows: list[str], repeats: int, device: str) -> dict[str, Case]:
+def one_layer(model: Model, part: str) -> Model:
+    """The model whose only layer is the part that is measured."""
+    return replace(model, layers=1) if part == "block" else replace(model, layers=1, ffn=NO_FFN)
+
+
+def cases(
+    model: Model, strategy: Strategy, seq: int, dtype: str, part: str, rows: list[str], repeats: int, device: str, kernel: str = "",
+) -> dict[str, Case]:
     """What each row's ranks are sent: one layer, at both sizes."""
-    if strategy.hidden == "host":
-        raise UserError("hidden=host is not for fpdt bench, which hands each row its hidden states in HBM; drop it")
-    one = replace(model, layers=1) if part == "block" else replace(model, layers=1, ffn=NO_FFN)
+    one = one_layer(model, part)
     if device == "cpu" and not strategy.blocks:
         strategy = strategy.replace(host_sync="region")
 
@@ -119,51 +126,15 @@ def cases(model: Model, strategy: Strategy, seq: int, dtype: str, part: str, row
         return text.show(big), text.show(small)
 
     own = sizes(strategy)
-    resident = sizes(strategy.replace(offload=False, accum="hbm")) if "resident" in rows else own
-    return {row: Case(row, part, *(resident if row == "resident" else own), repeats, device, LOAD_S[device]) for row in rows}
-
-
-def _row(case: Case, P: int, bar: Progress) -> dict:
-    """A row's results, or the reason why there are none."""
-    task = bar.add_task(case.row, total=None, state="")
-    found: list[dict] = []
-
-    def hear(line: str) -> None:
-        if line.startswith(TICK):
-            done, total = map(int, line.split()[1:])
-            bar.update(task, completed=done, total=total)
-        if line.startswith(ROW):
-            found.append(json.loads(line.removeprefix(ROW)))
-
-    try:
-        if case.row in ("engine", "resident"):
-            _room(text.parse(case.schedule), case.device)
-        run("experiments.peers.serve", asdict(case), P, case.device, hear, pinning(bar))
-        result = found[0] | _medians(**found[0])
-    except (UserError, RankLost, RuntimeError) as error:
-        result = {"reason": str(error)}
-    bar.update(task, state="not measured" if "reason" in result else "")
-    bar.stop_task(task)
-    return {"row": case.row} | result
-
-
-def _medians(forward_s: list[float], total_s: list[float], **_) -> dict[str, float]:
-    backward_s = [total - forward for forward, total in zip(forward_s, total_s)]
-    return {"median_forward_s": median(forward_s), "median_backward_s": median(backward_s), "median_total_s": median(total_s)}
-
-
-def _room(schedule: Schedule, device: str) -> None:
-    """Raises UserError where the arenas on the host are more than there is."""
-    need = schedule.P * sum(schedule.arena_bytes(space) for space in (SPACES if device == "cpu" else ("host",)))
-    if need > (have := probe.memory_bytes()):
-        raise UserError(f"the arenas of {schedule.P} ranks need {show_bytes(need)} of host memory, {show_bytes(need - have)} more than there is; use a shorter --seq")
+    resident = sizes(strategy.replace(offload=False, resident=0.0, accum="hbm", hidden="hbm")) if "resident" in rows else own
+    return {row: Case(row, part, *(resident if row == "resident" else own), repeats, device, LOAD_S[device], kernel=kernel) for row in rows}
 
 
 def _shares(found: list[dict]) -> None:
     """The kernel bound over the time of each row that runs its schedule."""
     bound = next((row["median_total_s"] for row in found if row["row"] == "bound" and "reason" not in row), None)
     for row in found:
-        if bound and row["row"] in ("engine", "resident") and "reason" not in row:
+        if bound and row["row"] in ENGINE and "reason" not in row:
             row["share_of_bound"] = bound / row["median_total_s"]
 
 
@@ -200,17 +171,17 @@ def report(found: list[dict], s: Schedule, small: Schedule, part: str, machine: 
     what = "one block" if part == "block" else "the attention half of one block"
     title = f"{s.model.name}, {what}, forward and backward: S={show_tokens(s.seq)} C={show_tokens(s.chunk)} u={len(s.chunks)} P={s.P} {s.dtype}, {kernel}"
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("", "fwd ms", "bwd ms", "both ms", "spread", "bound/both", "mfu_causal", "peak GiB", "error y", "error dx"):
+    for name in ("", "fwd ms", "bwd ms", "both ms", "spread", "bound/both", "issue", "mfu_causal", "peak GiB", "error y", "error dx"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for row in found:
-        table.add_row(row["row"], *([""] * 9 if "reason" in row else _cells(row, causal_flops(s.model, s.seq, part), s.P, peak)))
+        table.add_row(row["row"], *([""] * 10 if "reason" in row else _cells(row, causal_flops(s.model, s.seq, part), s.P, peak)))
     lines = console.render_lines(table, console.options.update(width=WIDE), pad=False)
     said = ["".join(segment.text for segment in line).rstrip() for line in lines]
     said[1:] = [f"{row['row']:<{max(map(len, ROWS))}}  {row['reason']}" if "reason" in row else line for line, row in zip(said[1:], found)]
     repeats = next((len(row["total_s"]) for row in found if "total_s" in row), 0)
     said = [title, *said, *(f"{row['row']}: {ROWS[row['row']]}" + (f" ({row['note']})" if row.get("note") else "") for row in found)]
     said.append(f"Times: medians of {repeats}, of the slowest rank; spread: (slowest - fastest) / median. Sums of weight gradients over ranks are in no row. "
-                "peak GiB: the most HBM that torch had allocated, arenas included.")
+                "issue: the host's median time for one of the first ops, times the ops, over both. peak GiB: the most HBM that torch had allocated, arenas included.")
     said.append(f"Errors: relative L2 of y and of dx against fp64 at S={small.seq} C={small.chunk}, same code and kernel.")
     if part == "attention":
         said.append(f"engine, resident and bound run a schedule whose FFN is {NO_FFN} wide and adds nothing: exactly the attention half. What that FFN still takes "
@@ -224,12 +195,17 @@ WIDE = 160
 """Columns that the table may take; a narrower terminal wraps its lines."""
 
 
+def issue_share(row: dict) -> float:
+    """Host time to issue all ops of a step, as its first ones are issued, over the step's time."""
+    return row["ops"] * row["issue_us"] / 1e6 / row["median_total_s"]
+
+
 def _cells(row: dict, flops: int, P: int, peak: float | None) -> list[str]:
     both = row["median_total_s"]
     share, hbm = row.get("share_of_bound"), row["peak_hbm_bytes"]
     return [
         *(f"{row[name] * 1e3:.1f}" for name in ("median_forward_s", "median_backward_s", "median_total_s")),
-        f"{(max(row['total_s']) - min(row['total_s'])) / both:.1%}", "" if share is None else f"{share:.1%}",
+        f"{(max(row['total_s']) - min(row['total_s'])) / both:.1%}", "" if share is None else f"{share:.1%}", f"{issue_share(row):.1%}" if "ops" in row else "",
         f"{flops / (both * P * peak * 1e12):.1%}" if peak else "n/a", "n/a" if hbm is None else f"{hbm / 2**30:.2f}",
         *(f"{row[name]:.1e}" if name in row else "n/a" for name in ("error_y", "error_dx")),
     ]

@@ -13,6 +13,7 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NoReturn, Optional
@@ -31,6 +32,7 @@ STOPPED = 130
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A name that `fpdt models` lists.")]
 MachineName = Annotated[str, typer.Option("--machine", help="A name that `fpdt machines` lists, or a machine's JSON file.")]
+ForAuto = Annotated[Optional[str], typer.Option("--machine", help="For which machine auto is chosen; needed where --set has one.")]
 Gpus = Annotated[Optional[int], typer.Option("--gpus", help="P, the ranks that share the sequence; 1 if not given.")]
 Seq = Annotated[str, typer.Option("--seq", help="S in tokens: 65536, 64K, 2M.")]
 Chunk = Annotated[Optional[str], typer.Option("--chunk", help="C in tokens; 64K if not given.")]
@@ -92,7 +94,8 @@ def simulate(
 
     writable(save_timeline)
     computer = machines.machine(machine).override(*(None if size is None else parse_bytes(size) for size in (hbm, host)))
-    schedule, strategy = built(model, seq, gpus, chunk, layers, preset_settings(preset, settings), offload, dtype)
+    said: list[str] = []
+    schedule, strategy = built(model, seq, gpus, chunk, layers, preset_settings(preset, settings), offload, dtype, machine=computer, say=said.append)
     lint(schedule)
     timeline = simulate(schedule, strategy, computer)
     result = summary(timeline)
@@ -102,25 +105,29 @@ def simulate(
         timeline.save(save_timeline)
     if as_json:
         inputs = {"model": model, "layers": schedule.layers, "machine": machine, "seq": parse_tokens(seq), "chunk": strategy.chunk, "gpus": strategy.sp,
-                  "strategy": asdict(strategy), "dtype": dtype}
+                  "strategy": asdict(strategy), "dtype": dtype} | ({"auto": said[0]} if said else {})
         print(json.dumps({"inputs": inputs} | result, indent=2))
     else:
         from experiments.tables import prediction
 
+        for line in said:
+            print(line)
         prediction(schedule, computer, result)
 
 
 @app.command()
 def show(
     model: ModelName, seq: Seq, gpus: Gpus = None, chunk: Chunk = None, layers: Layers = None, preset: Preset = None, settings: Settings = [],
-    offload: Offload = None, dtype: Dtype = "bf16",
+    offload: Offload = None, dtype: Dtype = "bf16", machine: ForAuto = None,
     out: Annotated[Optional[Path], typer.Option(metavar="FILE", help="Writes there instead of to stdout.")] = None,
 ) -> None:
     """Prints a schedule as text, which `fpdt lint` and the engine read back, edited or not."""
+    from sim import machine as machines
     from sim import text
 
     writable(out)
-    schedule, _ = built(model, seq, gpus, chunk, layers, preset_settings(preset, settings), offload, dtype)
+    computer = machines.machine(machine) if machine else None
+    schedule, _ = built(model, seq, gpus, chunk, layers, preset_settings(preset, settings), offload, dtype, machine=computer, say=note)
     if out:
         write(out, text.show(schedule))
     else:
@@ -133,11 +140,7 @@ def lint(file: Annotated[Path, typer.Argument(help="A schedule as `fpdt show` pr
     from sim import text
     from sim.lint import LintError, lint
 
-    try:
-        written = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"schedule file {file} cannot be read ({getattr(error, 'strerror', 'not text')}); write one with fpdt show --out") from None
-    schedule = text.parse(written, file.name)
+    schedule = read_schedule(file)
     try:
         lint(schedule)
     except LintError as error:
@@ -215,11 +218,26 @@ def compare(
 
 
 @app.command()
+def explain(
+    a: Annotated[Path, typer.Argument(metavar="A.json", help="A timeline: predicted.json or measured.json of `fpdt compare`, or what `fpdt simulate --save-timeline` wrote.")],
+    b: Annotated[Path, typer.Argument(metavar="B.json", help="Another one. Differences are A - B: the prediction goes first.")],
+    schedule: Annotated[Optional[Path], typer.Option(metavar="FILE", help="The schedule of both, for timelines that do not carry what their ops wait for.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Lines a table.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Shows where two timelines part: by op, by kind, and on the critical path of each."""
+    from experiments.explain import explain_command
+
+    explain_command(a, b, schedule and read_schedule(schedule), top, as_json)
+
+
+@app.command()
 def bench(
     model: ModelName, seq: Seq, gpus: Gpus = None, chunk: Chunk = None, settings: Settings = [],
     part: Annotated[str, typer.Option(help="block, or attention: the half that DeepSpeed's FPDT_Attention replaces.")] = "block",
     rows: Annotated[str, typer.Option(help="Which rows, comma-separated.")] = "engine,resident,bound,ulysses,ring,deepspeed",
     repeats: Annotated[int, typer.Option(min=1, help="Times each row is measured, after two warm-ups.")] = 5,
+    kernel: Annotated[str, typer.Option(metavar="NAME", help="The attention kernel of every row, by its adapter's name (cudnn, torch_flash, flash_attn_4, ...); the fastest if not given.")] = "",
     dtype: Annotated[Optional[str], typer.Option("--dtype", help="bf16 or fp32; bf16 on GPUs, fp32 on CPU if not given.")] = None,
     machine: Annotated[Optional[str], typer.Option("--machine", help="Whose peak mfu_causal is of; the published one of a known GPU if not given.")] = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where bench.json goes.")] = Path("results/bench"),
@@ -235,13 +253,43 @@ def bench(
 
     part, rows = one_of_parts(part), chosen_rows(rows)
     stoppable()
-    bench(shapes, strategy, parse_tokens(seq), dtype, part=part, rows=rows, repeats=repeats, machine=computer, out=out, command=shlex.join(["fpdt", *sys.argv[1:]]))
+    bench(shapes, strategy, parse_tokens(seq), dtype, part=part, rows=rows, repeats=repeats, kernel=kernel, machine=computer, out=out, command=shlex.join(["fpdt", *sys.argv[1:]]))
+
+
+@app.command()
+def validate(
+    gpus: Annotated[Optional[int], typer.Option("--gpus", min=1, help="Most ranks of a configuration; two, or as many as there are, if not given.")] = None,
+    seed: Annotated[int, typer.Option(help="Draws the grid.")] = 0,
+    count: Annotated[Optional[int], typer.Option(min=1, help="Configurations; 64 on GPUs, 8 on CPU if not given.")] = None,
+    budget: Annotated[Optional[float], typer.Option(metavar="MINUTES", help="That the configurations may take, as predicted; 25 on GPUs, 3 on CPU if not given.")] = None,
+    hbm: Annotated[Optional[str], typer.Option(help="Device memory of one GPU instead of what there is: 80GiB.")] = None,
+    host: Annotated[Optional[str], typer.Option(help="Host memory of this node instead of what there is: 1TiB.")] = None,
+    plan: Annotated[Optional[str], typer.Option(metavar="MACHINE", help="Only lists the grid that this machine would get: a name that `fpdt machines` lists, or a file.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where grid, rows and picture go; a run that was interrupted goes on there.")] = Path("results/validate"),
+) -> None:
+    """Predicts and measures a grid of held-out configurations on this machine, and holds the errors against bars: exits with 1 if one is missed."""
+    positive("--budget", budget, 25)
+    sizes = {name: None if size is None else parse_bytes(size) for name, size in (("hbm_bytes", hbm), ("host_bytes", host))}
+    from sim import machine as machines
+
+    if plan:
+        computer = machines.machine(plan).override(**sizes)
+        from experiments.validate.run import plan as listed
+
+        listed(computer, seed=seed, count=count, budget_min=budget, gpus=gpus)
+        return
+    next(map(machines.load, machines.presets().values())).override(**sizes)  # a wrong size is said before anything starts
+    from experiments.validate.run import validate
+
+    stoppable()
+    if not validate(seed=seed, count=count, budget_min=budget, gpus=gpus, **sizes, out=out, command=shlex.join(["fpdt", *sys.argv[1:]])):
+        raise typer.Exit(1)
 
 
 @app.command()
 def train(
     model: DemoName = "demo", gpus: Gpus = None, layers: Layers = None, seq: Seq = "16K", chunk: ShortChunk = None,
-    settings: Settings = [], offload: Offload = None, zero: Zero = None,
+    settings: Settings = [], offload: Offload = None, zero: Zero = None, machine: ForAuto = None,
     dtype: Annotated[Optional[str], typer.Option("--dtype", help="bf16 or fp32; bf16 on GPUs, fp32 on CPU if not given.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the whole training, those of earlier runs included.")] = 20,
     lr: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 3e-3,
@@ -261,13 +309,17 @@ def train(
     from engine.checkpoint import done
     from engine.training import Training
     from engine.worker import Job
-    from engine.world import started
+    from engine.world import started, world
     from experiments.train import train_command
+    from sim import machine as machines
     from sim import text
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     host_sync = [] if device == "cuda" or any(setting.startswith("host_sync=") for setting in settings) else ["host_sync=region"]
-    schedule, strategy = built(model, seq, ranks, short(chunk, settings), layers, settings + host_sync, offload, dtype or ("bf16" if device == "cuda" else "fp32"), zero)
+    dtype = dtype or ("bf16" if device == "cuda" else "fp32")
+    computer = machines.machine(machine) if machine else None
+    say = note if world().rank == 0 else lambda line: None
+    schedule, strategy = built(model, seq, ranks, short(chunk, settings), layers, settings + host_sync, offload, dtype, zero, computer, say)
     job = Job(text.show(schedule), steps, lr=lr, zero=strategy.zero, clip=clip, device=device)
     if checkpoint:
         at = done(checkpoint, schedule, resume)
@@ -303,17 +355,37 @@ def preset_settings(name: str | None, settings: list[str]) -> list[str]:
     return [f"{field}={value}" for field, value in FIELDS.items() if name and field not in given] + settings
 
 
+def read_schedule(file: Path):
+    """A schedule from a file, as `fpdt show` writes it. Raises UserError."""
+    from sim import text
+
+    try:
+        written = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"schedule file {file} cannot be read ({getattr(error, 'strerror', 'not text')}); write one with fpdt show --out") from None
+    return text.parse(written, file.name)
+
+
 def short(chunk: str | None, settings: list[str]) -> str | None:
     """The chunk of commands that run here, if none is given: one that cuts their short sequences."""
     return "2K" if chunk is None and not any(setting.startswith("chunk=") for setting in settings) else chunk
 
 
-def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, dtype: str, zero: int | None = None):
-    """(schedule, strategy) that the options describe. Raises UserError."""
+def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, dtype: str, zero: int | None = None,
+          machine=None, say: Callable[[str], object] = print):
+    """(schedule, strategy) that the options describe, what is auto chosen for a sim.machine.Machine, which `say` is told. Raises UserError."""
+    from experiments.auto import settled
     from sim.build.step import build
 
     shapes, strategy = chosen(model, gpus, chunk, layers, settings, offload, zero)
-    return build(shapes, strategy, parse_tokens(seq), one_of_dtypes(dtype)), strategy
+    dtype = one_of_dtypes(dtype)
+    strategy = settled(shapes, strategy, parse_tokens(seq), dtype, machine, say)
+    return build(shapes, strategy, parse_tokens(seq), dtype), strategy
+
+
+def note(line: str) -> None:
+    """A line for people where stdout is for programs."""
+    print(line, file=sys.stderr)
 
 
 def chosen(model: str, gpus: int | None, chunk: str | None, layers: int | None, settings: list[str], offload: bool | None, zero: int | None = None):

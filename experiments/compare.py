@@ -16,6 +16,7 @@ from engine import measure, probe
 from engine.arenas import planned_bytes
 from engine.ranks import Ranks
 from engine.worker import Job, Run
+from experiments.auto import settled
 from experiments.bars import pinning, progress
 from experiments.calibrate import calibrated
 from experiments.room import check_memory
@@ -65,6 +66,7 @@ def compare(
     if machine is not None and machine.kind != device:
         raise UserError(f"machine {machine.name} is a {machine.kind} machine, this one runs on {device}; give what fpdt calibrate wrote here, or none")
     strategy = strategy if device == "cuda" or strategy.blocks else strategy.replace(host_sync="region")
+    strategy = settled(model, strategy, seq, dtype, machine)
     schedule = build(model, strategy, seq, dtype)
     lint(schedule)
     check_memory(schedule, strategy, device)
@@ -93,7 +95,7 @@ def _compare(
         run, = ranks.do([Job(text.show(schedule), steps=steps, link_GBps=link_GBps, zero=strategy.zero, device=device)], lambda: bar.advance(task), pinning(bar))
         plain = None
         if reference:
-            whole = build(model, strategy.replace(chunk=schedule.seq, offload=False, save="all"), seq, dtype)
+            whole = build(model, strategy.replace(chunk=schedule.seq, offload=False, resident=0.0, save="all"), seq, dtype)
             task = bar.add_task("the same without chunks or offload", total=steps, state="")
             plain = ranks.do([Job(text.show(whole), steps=steps, trace_every=0, last_update=False, device=device)], lambda: bar.advance(task))[0].losses
     measured = measure.timeline(schedule, strategy, machine, run)

@@ -280,11 +280,17 @@ def _qkv(op, v, s):
 
 
 def _a2a(op, v, s):
-    (tensor, chunk, cover, layout), = v if v[0] is not None else [_want(op, None, "a tensor", "t", s)]
+    if len(op.writes) != len(v):
+        raise DataError(f"{op.id} sends {len(v)} tensors and receives {len(op.writes)}")
+    return [_dealt(op, value, s) for value in v]
+
+
+def _dealt(op, value, s):
+    tensor, chunk, cover, layout = value or _want(op, None, "a tensor", "t", s)
     if tensor not in _SPLIT:
-        raise DataError(f"{op.id} needs one of {', '.join(_SPLIT)}, but is given {describe(v[0])}")
+        raise DataError(f"{op.id} needs one of {', '.join(_SPLIT)}, but is given {describe(value)}")
     _length(op, "n", chunk, s)
-    return [(tensor, chunk, cover, "h" if layout == "t" else "t")]
+    return tensor, chunk, cover, "h" if layout == "t" else "t"
 
 
 def _copy(op, v, s):
@@ -446,8 +452,8 @@ def _link(op: Op, s: Schedule) -> Work:
 
 def _a2a_work(op: Op, s: Schedule) -> Work:
     """Each rank sends all but its own part."""
-    role = s.buffer(op.id.split(".", 1)[0], op.reads[0]).role
-    return Work(link_bytes=s.layout.size_bytes(role, op.args["n"]) * (s.P - 1) // s.P)
+    roles = [s.buffer(op.id.split(".", 1)[0], name).role for name in op.reads]
+    return Work(link_bytes=sum(s.layout.size_bytes(role, op.args["n"]) for role in roles) * (s.P - 1) // s.P)
 
 
 def _merge_work(op: Op, s: Schedule) -> Work:
@@ -519,7 +525,7 @@ def _add(name, stream, reads, weights, writes, sums, args, work, data, workspace
 _add("qkv", "compute", "x", "norm1 q kv", "q kv", "", "n at",
      _gemm(lambda m: m.hidden * (m.q_dim + 2 * m.kv_dim), 1, 6), _qkv,
      _scratch(lambda m, e, P, up: e * (m.hidden + max(m.q_dim, 2 * m.kv_dim)) + 4 * m.rotary_dim))
-_add("a2a", "comm", "from", "", "to", "", "n", _a2a_work, _a2a)
+_add("a2a", "comm", "from also_from?", "", "to also_to?", "", "n", _a2a_work, _a2a)
 _add("offload", "d2h", "from", "", "to", "", "n", _link, _copy)
 _add("reload", "h2d", "from", "", "to", "", "n", _link, _copy)
 _add("attn", "compute", "q kv o? lse?", "", "o lse", "", "q kv", _attn_work(2), _attn, _attn_scratch)

@@ -13,6 +13,10 @@ MOST_CHUNKS = 512
 """u at most: attention is u^2 / 2 operations, and more would take minutes to lint and simulate."""
 
 
+AUTO = {"order": ("query-up", "query-down", "kv-outer"), "accum": ("hbm", "host"), "resident": (0.0, 0.25, 0.5, 0.75, 1.0)}
+"""Fields that may be "auto", and the values that are then tried (sim.search): the fastest that fits a machine is taken."""
+
+
 @dataclass(frozen=True)
 class Strategy:
     """How a model is trained on a sequence."""
@@ -25,14 +29,17 @@ class Strategy:
     """Slots that KV chunks are reloaded into, in rotation: 1 = no prefetch, 2 = double buffer."""
     offload: bool = True
     """Keep KV and saved activations in host memory (True) or in HBM (False)."""
+    resident: float | str = 0.0
+    """Share (0 to 1, or auto) of the KV chunks, rounded down, that stay in HBM all the same: the earliest, which save most copies, as
+    chunk j is met by u - j rows."""
     save: str = "qkvo"
     """What forward keeps for backward; the rest is recomputed. all: everything; qkvo: block input, q, k, v, o and lse; o: block
     input, o and lse; input: the block input (full recompute)."""
     order: str = "query-up"
     """How backward walks. query-up, query-down: query chunks outermost, ascending or descending (then dq, dk and dv of a chunk are
-    final together); kv-outer: KV chunks outermost, the paper's."""
+    final together); kv-outer: KV chunks outermost, the paper's; auto."""
     accum: str = "hbm"
-    """Where the gradients that the outer walk returns to (dkv, or dq under kv-outer) rest between their uses: hbm or host."""
+    """Where the gradients that the outer walk returns to (dkv, or dq under kv-outer) rest between their uses: hbm, host or auto."""
     hidden: str = "hbm"
     """Where hidden states, their gradients and labels are handed from block to block: hbm, whole; or host, where each chunk is fetched
     from and returned to, so that HBM does not grow with S."""
@@ -56,8 +63,8 @@ class Strategy:
     """Host memory: plan, taken and pinned once; or chunk, taken for each copy out, by a host that waits for it."""
     merge: str = "fused"
     """Partial outputs are merged in the attention operation, fused; or in one of their own, separate."""
-    kv_a2a: str = "together"
-    """Keys and values in one all-to-all, together; or each in its own, apart."""
+    a2a: str = "together"
+    """Queries, keys and values (and their gradients, where they are final together) in one all-to-all, together; or each in its own, apart."""
     lookahead: int = 1
     """Chunks whose projections and all-to-alls are issued ahead of a row of forward's attention: 1 or 0."""
     copy_streams: int = 2
@@ -74,6 +81,10 @@ class Strategy:
                 raise UserError(f"{name}={value} must be positive; try {name}={type(self).__dataclass_fields__[name].default}")
         if self.reuse_slack < 0:
             raise UserError(f"reuse_slack={self.reuse_slack} must not be negative; try reuse_slack=0")
+        if self.resident != "auto" and not (isinstance(self.resident, (int, float)) and 0 <= self.resident <= 1):
+            raise UserError(f"resident={shown(self.resident)} is no share of the KV chunks, from 0 to 1; try resident=0.5")
+        if self.resident and not self.offload:
+            raise UserError(f"resident={shown(self.resident)} keeps a share of what goes to the host and offload=false keeps all in HBM; try offload=true")
         for name, built, planned in _CHOICES:
             value = getattr(self, name)
             if value not in built:
@@ -81,6 +92,11 @@ class Strategy:
                 raise UserError(f"{name}={value} is {state}; built: {', '.join(map(str, built))}")
         if self.hidden == "host" and not self.offload:
             raise UserError("hidden=host keeps hidden states on the host and offload=false what backward needs in HBM; try offload=true")
+
+    @property
+    def autos(self) -> tuple[str, ...]:
+        """The fields that are still to be chosen."""
+        return tuple(name for name in AUTO if getattr(self, name) == "auto")
 
     @property
     def blocks(self) -> bool:
@@ -122,7 +138,7 @@ class Strategy:
     @classmethod
     def defaults(cls) -> str:
         """Every field with its default, as --set takes it."""
-        return ", ".join(f"{f.name}={_shown(f.default)}" for f in fields(cls))
+        return ", ".join(f"{f.name}={shown(f.default)}" for f in fields(cls))
 
     def replace(self, **changes) -> "Strategy":
         return dataclasses.replace(self, **changes)
@@ -130,15 +146,15 @@ class Strategy:
 
 _CHOICES = (
     ("save", ("all", "qkvo", "o", "input"), ()),
-    ("order", ("query-up", "query-down", "kv-outer"), ()),
-    ("accum", ("hbm", "host"), ()),
+    ("order", (*AUTO["order"], "auto"), ()),
+    ("accum", (*AUTO["accum"], "auto"), ()),
     ("hidden", ("hbm", "host"), ()),
     ("rows", ("ascending", "alternating"), ()),
     ("zero", (0, 3), (1, 2)),
     ("host_sync", ("none", "region", "chunk", "pair"), ()),
     ("alloc", ("plan", "chunk"), ()),
     ("merge", ("fused", "separate"), ()),
-    ("kv_a2a", ("together", "apart"), ()),
+    ("a2a", ("together", "apart"), ()),
     ("lookahead", (1, 0), ()),
     ("copy_streams", (2, 1), ()),
     ("input", ("host", "hbm"), ()),
@@ -153,11 +169,24 @@ def _read(field: dataclasses.Field, text: str):
         return text.lower() in ("true", "1", "yes", "on")
     if kind is int:
         return parse_tokens(text)
+    if kind is float and not (text == "auto" and field.name in AUTO):
+        try:
+            return float(text)
+        except ValueError:
+            raise UserError(f"{field.name}={text} is no number; try {field.name}=0.5") from None
     return text
 
 
-def _shown(value) -> str:
-    return str(value).lower() if isinstance(value, bool) else show_tokens(value) if isinstance(value, int) else value
+def shown(value) -> str:
+    """A field's value as --set takes it."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case int():
+            return show_tokens(value)
+        case float():
+            return f"{value:g}"
+    return value
 
 
 def _divisor(heads: int, P: int) -> int:

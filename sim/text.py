@@ -1,6 +1,6 @@
 """Text form of a schedule: print, and parse back to an equal object. Nothing is derived or repaired on the way.
 
-    compute  fwd.attn[3,0]   q.1 slot.1 -> acc lse.1   q=2048 kv=2048   wait fwd.a2a.q[3] fwd.reload.kv[3,0]
+    compute  fwd.attn[3,0]   q.1 slot.1 -> acc lse.1   q=2048 kv=2048   wait fwd.a2a.qkv[3] fwd.reload.kv[3,0]
 """
 from __future__ import annotations
 

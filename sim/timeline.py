@@ -39,7 +39,7 @@ class Timeline:
     memory: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     """Space -> t_ns and rows of bytes (planned, arguments, workspace, states, live), each holding from its t_ns to the next."""
     meta: dict = field(default_factory=dict)
-    """What metrics need beside spans: model, seq, P, chunk, strategy, machine's numbers, assumptions. JSON values only."""
+    """What metrics need beside spans: model, seq, P, chunk, strategy, machine's numbers, assumptions, waits. JSON values only."""
 
     def __len__(self) -> int:
         return len(self.op)
@@ -79,8 +79,13 @@ def meta(schedule: Schedule, strategy: Strategy, machine: Machine, assumptions: 
     return {
         "model": asdict(schedule.model), "seq": schedule.seq, "P": schedule.P, "chunk": schedule.chunk, "dtype": schedule.dtype,
         "strategy": asdict(strategy), "machine": machine.name, "kind": machine.kind, "numbers": {k: machine[k] for k in machine.numbers},
-        "arena_bytes": {space: schedule.arena_bytes(space) for space in SPACES}, "assumptions": assumptions,
+        "arena_bytes": {space: schedule.arena_bytes(space) for space in SPACES}, "assumptions": assumptions, "waits": waits(schedule),
     }
+
+
+def waits(schedule: Schedule) -> dict[str, list[str]]:
+    """Op id -> what it waits for, where that is anything."""
+    return {op.id: list(op.waits) for region in schedule.regions.values() for op in region.ops if op.waits}
 
 
 _COLUMNS = {"op": np.int32, "layer": np.int32, "stream": np.int8, "start_ns": np.int64, "end_ns": np.int64}
@@ -92,6 +97,10 @@ def load(path: str | Path) -> Timeline:
         data = json.loads(Path(path).read_text())
         columns = [np.array(data[c], kind) for c, kind in _COLUMNS.items()]
         memory = {space: {row: np.array(v, np.int64) for row, v in rows.items()} for space, rows in data["memory"].items()}
-        return Timeline(data["names"], *columns, memory, data["meta"])
+        made = Timeline(data["names"], *columns, memory, data["meta"])
+        numbers = [((0 <= column) & (column < many)).all() for column, many in ((made.op, len(made.names)), (made.stream, len(ROWS)))]
+        if len({len(c) for c in columns}) > 1 or not all(numbers) or not isinstance(made.meta, dict):
+            raise ValueError("its columns do not fit each other")
+        return made
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no timeline ({error}); write one with fpdt simulate --save-timeline") from None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 NAME = "fpdt-upstream"
 FIELDS = {
-    "order": "kv-outer", "accum": "host", "prefetch": 2, "host_sync": "pair", "alloc": "chunk", "merge": "separate", "kv_a2a": "apart",
+    "order": "kv-outer", "accum": "host", "prefetch": 2, "host_sync": "pair", "alloc": "chunk", "merge": "separate", "a2a": "apart",
     "lookahead": 0, "copy_streams": 1, "reload_first": True,
 }
 
@@ -36,6 +36,6 @@ TERMS = (
     Term("input copies", {"input": "hbm"}, "the norm's output copied out and back"),
     Term("chunk 0 reloaded", {"reload_first": False}, "chunk 0 fetched back at forward's end, not as backward begins"),
     Term("no lookahead", {"lookahead": 1}, "projections and all-to-alls of a chunk when its row begins, not a row ahead"),
-    Term("k, v apart", {"kv_a2a": "together"}, "an all-to-all each for keys and values"),
+    Term("q, k, v apart", {"a2a": "together"}, "an all-to-all each for queries, keys and values, and for their gradients"),
     Term("unfused merge", {"merge": "fused"}, "partial outputs merged by a kernel for each step of the formula"),
 )

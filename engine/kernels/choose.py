@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from engine.kernels.rates import Rate, in_a_line, rates
-from sim.errors import UserError
+from sim.errors import UserError, unknown
 from sim.kernels import joined
 from sim.model import Model
 
@@ -50,10 +50,13 @@ def refusal(kernel: ModuleType, model: Model, dtype: str, capability: tuple[int,
     return None
 
 
-def usable(model: Model, dtype: str, capability: tuple[int, int] | None, elements: int = 0) -> list[ModuleType]:
-    """The adapters that take a model on a GPU of this compute capability (None: on a CPU), `elements` in its largest tensor. Raises UserError
-    that says why each was refused."""
-    reasons = {kernel: refusal(kernel, model, dtype, capability, elements) for kernel in adapters(CPU if capability is None else CUDA)}
+def usable(model: Model, dtype: str, capability: tuple[int, int] | None, elements: int = 0, only: str = "") -> list[ModuleType]:
+    """The adapters (or the one that `only` names) that take a model on a GPU of this compute capability (None: on a CPU), `elements` in its
+    largest tensor. Raises UserError that says why each was refused."""
+    names = CPU if capability is None else CUDA
+    if only and only not in names:
+        raise unknown("attention kernel", only, names)
+    reasons = {kernel: refusal(kernel, model, dtype, capability, elements) for kernel in adapters((only,) if only else names)}
     if found := [kernel for kernel, reason in reasons.items() if reason is None]:
         return found
     where = "a CPU" if capability is None else "a GPU of compute capability {}.{}".format(*capability)

@@ -26,11 +26,14 @@ class Case:
     schedule: str
     """Schedule text: model, S, P, C and dtype of every peer, and what the engine runs."""
     small: str
-    """The same at the size whose errors are taken."""
+    """The same at the size whose errors are taken; empty: they are not."""
     repeats: int
     device: str
     load_s: float
     """Seconds of work before anything is timed, so that a GPU is at its steady clock."""
+    warm_ups: int = 2
+    kernel: str = ""
+    """The attention kernel's adapter (engine/kernels); empty: the fastest."""
 
 
 class Place(NamedTuple):

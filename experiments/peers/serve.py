@@ -1,9 +1,10 @@
-"""The process of one rank that measures one row: python -m experiments.peers.serve CASE DEVICE, under torchrun where there are several.
+"""The process of one rank that measures rows: python -m experiments.peers.serve CASES DEVICE, under torchrun where there are several.
 
-First its errors at the small size, then its times: the same code, the same kernel. Rank 0 prints lines: `tick DONE OF`, `row JSON`.
+Of each first the errors at the small size, then the times: the same code, the same kernel. Rank 0 prints lines: `tick DONE OF`, `row JSON`.
 """
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from engine.serve import pinned, ranked
 from engine.worker import Job, backend
 from experiments.peers import inputs
 from experiments.peers.case import Case, Place
+from experiments.peers.engine import Engine, Handed
 from experiments.peers.layers import Weights
 from experiments.peers.timing import measure
 from sim import text
@@ -35,8 +37,13 @@ class Differentiable:
     def clear(self) -> None:
         """Gradients are made anew."""
         self.y_TC = None
+        getattr(self.peer, "issued_ns", []).clear()
         for t in (self.x_TC, *self.w.values(), *getattr(self.peer, "own", ())):
             t.grad = None
+
+    @property
+    def dx_TC(self) -> torch.Tensor:
+        return self.x_TC.grad
 
     def forward(self) -> None:
         self.y_TC = self.peer(self.x_TC)
@@ -48,8 +55,6 @@ class Differentiable:
 def make(row: str, schedule: Schedule, part: str, w: Weights, place: Place):
     """The peer of a row."""
     if row in ("engine", "resident"):
-        from experiments.peers.engine import Engine
-
         return Engine(schedule, part, w, place)
     if row == "ulysses":
         from experiments.peers.ulysses import Ulysses
@@ -64,6 +69,11 @@ def make(row: str, schedule: Schedule, part: str, w: Weights, place: Place):
     return Fpdt(schedule, part, w, place, offload=row == "deepspeed")
 
 
+def stepping(peer, w: Weights, schedule: Schedule, device: torch.device) -> "Differentiable | Handed":
+    """What is timed of a peer."""
+    return (Handed if isinstance(peer, Engine) and schedule.hidden == "host" else Differentiable)(peer, w, schedule, device)
+
+
 def errors(case: Case, place: Place) -> dict[str, float]:
     """Of y and dx, against fp64, at the small size."""
     schedule = text.parse(case.small)
@@ -71,11 +81,12 @@ def errors(case: Case, place: Place) -> dict[str, float]:
     y_SC, dx_SC = inputs.right(schedule, w, place.device)
     peer = make(case.row, schedule, case.part, w, place)
     try:
-        step = Differentiable(peer, w, schedule, place.device)
+        step = stepping(peer, w, schedule, place.device)
+        step.clear()
         step.forward()
         step.backward()
         place.backend.settle()
-        pairs = {"error_y": (step.y_TC, y_SC), "error_dx": (step.x_TC.grad, dx_SC)}
+        pairs = {"error_y": (step.y_TC, y_SC), "error_dx": (step.dx_TC, dx_SC)}
         return {name: inputs.error(mine, right, peer.positions_T, place.group) for name, (mine, right) in pairs.items()}
     finally:
         _close(peer)
@@ -87,11 +98,12 @@ def times(case: Case, schedule: Schedule, place: Place, tick: Callable[[int, int
         from experiments.peers.bound import Bound
 
         bound = Bound(schedule, case.part, place)
-        return measure(bound, place, case.repeats, case.load_s, tick) | {"note": bound.note}
+        return measure(bound, place, case, tick) | {"note": bound.note}
     w = _leaves(inputs.weights(schedule.model, schedule.dtype, case.part, place.device))
     peer = make(case.row, schedule, case.part, w, place)
     try:
-        return measure(Differentiable(peer, w, schedule, place.device), place, case.repeats, case.load_s, tick) | {"note": peer.note}
+        found = measure(stepping(peer, w, schedule, place.device), place, case, tick)
+        return found | {"note": peer.note} | (peer.issue() if isinstance(peer, Engine) else {})
     finally:
         _close(peer)
 
@@ -100,16 +112,22 @@ def measured(case: Case, rank: int, group, tick: Callable[[int, int], None], pin
     """A row of the results."""
     torch.set_num_threads(1)
     schedule = text.parse(case.schedule)
-    streams, kernel = backend(Job(case.schedule, device=case.device), schedule, rank, pin, group)
+    streams, kernel = backend(Job(case.schedule, device=case.device), schedule, rank, pin, group, case.kernel)
     try:
         place = Place(rank, group, streams.device, streams, kernel)
-        found = {} if case.row == "bound" else errors(case, place)
-        if case.device == "cuda":
-            torch.cuda.empty_cache()
+        found = {} if case.row == "bound" or not case.small else errors(case, place)
+        _forget(case.device)
         gpu = torch.cuda.get_device_name() if case.device == "cuda" else None
         return found | times(case, schedule, place, tick) | {"kernel": kernel.NAME, "gpu": gpu}
     finally:
         streams.close()
+
+
+def _forget(device: str) -> None:
+    """What a row took is gone before the next one takes anything: peers and their streams know each other, so that only the collector ends them."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _leaves(w: Weights) -> Weights:
@@ -122,12 +140,14 @@ def _close(peer) -> None:
 
 
 def main(path: str, device: str) -> None:
-    case = Case(**json.loads(Path(path).read_text()))
+    cases = [Case(**case) for case in json.loads(Path(path).read_text())]
 
     def work(rank: int, group) -> None:
         say = (lambda line: print(line, flush=True)) if rank == 0 else (lambda line: None)
-        found = measured(case, rank, group, lambda done, total: say(f"{TICK}{done} {total}"), pinned(rank))
-        say(ROW + json.dumps(found))
+        for case in cases:
+            found = measured(case, rank, group, lambda done, total: say(f"{TICK}{done} {total}"), pinned(rank))
+            say(ROW + json.dumps(found))
+            _forget(case.device)
 
     ranked(device, work)
 

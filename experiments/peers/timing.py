@@ -9,9 +9,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from experiments.peers.case import Place
-
-WARM_UPS = 2
+from experiments.peers.case import Case, Place
 
 
 class Step(Protocol):
@@ -25,24 +23,33 @@ class Step(Protocol):
     def backward(self) -> None: ...
 
 
-def measure(step: Step, place: Place, repeats: int, load_s: float, tick: Callable[[int, int], None]) -> dict:
-    """forward_s and total_s of each repeat, and the peak of allocated HBM (None on CPU). tick(done, of) follows each step."""
-    for k in range(WARM_UPS):
+def measure(step: Step, place: Place, case: Case, tick: Callable[[int, int], None]) -> dict:
+    """forward_s and total_s of each repeat, the peak of allocated HBM, and how often torch's allocator pinned host memory meanwhile (both None
+    on CPU). tick(done, of) follows each step."""
+    warm_ups, repeats, last = case.warm_ups, case.repeats, math.inf
+    for k in range(warm_ups):
         _, last = timed(step, place)
-        tick(k + 1, WARM_UPS + repeats)
-    more = math.ceil(load_s / last)  # the same on every rank
+        tick(k + 1, warm_ups + repeats)
+    more = math.ceil(case.load_s / last)  # the same on every rank
     for k in range(more):
         timed(step, place)
-        tick(WARM_UPS + k + 1, WARM_UPS + more + repeats)
+        tick(warm_ups + k + 1, warm_ups + more + repeats)
     if place.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
+    pinned = _pinned(place)
     found = []
     for k in range(repeats):
         found.append(timed(step, place))
-        tick(WARM_UPS + more + k + 1, WARM_UPS + more + repeats)
+        tick(warm_ups + more + k + 1, warm_ups + more + repeats)
     peak = int(_most([torch.cuda.max_memory_allocated()], place)[0]) if place.device.type == "cuda" else None
     forward_s, total_s = zip(*found)
-    return {"forward_s": forward_s, "total_s": total_s, "peak_hbm_bytes": peak, "load_steps": more}
+    pinned = None if pinned is None else _pinned(place) - pinned
+    return {"forward_s": forward_s, "total_s": total_s, "peak_hbm_bytes": peak, "pinned_allocations": pinned, "load_steps": more}
+
+
+def _pinned(place: Place) -> int | None:
+    """Allocations of pinned memory by torch so far, of which what it had cached is none."""
+    return torch.cuda.host_memory_stats().get("num_host_alloc") if place.device.type == "cuda" else None
 
 
 def timed(step: Step, place: Place) -> tuple[float, float]:

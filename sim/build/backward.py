@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from sim.build.emit import AHEAD, Emit
 from sim.build.forward import Forward
-from sim.build.saved import SAVE, Store, handed, inner
+from sim.build.saved import SAVE, Store, handed, hosted, inner
 from sim.strategy import Strategy
 
 HELD = {"query": {"x": "x", "q": "q", "lse": "lse"}, "kv": {"x": "x_kv", "kv": "kv"}}
@@ -30,8 +30,8 @@ class Backward:
         self.outer = "kv" if strategy.order == "kv-outer" else "query"
         self.own, self.other = ("dkv", "dq") if self.outer == "kv" else ("dq", "dkv")
         made = [role for role in ("q", "kv", "o", "lse") if role not in self.saved] + ["do"] * (self.outer == "kv")
-        self.store = Store(emit, tuple(made), strategy.offload, strategy.skip_resident)
-        self.sums = Store(emit, (self.other,), strategy.accum == "host", True)
+        self.store = Store(emit, tuple(made), hosted(strategy, emit.u), strategy.skip_resident)
+        self.sums = Store(emit, (self.other,), lambda *_: strategy.accum == "host", True)
         self.hidden = handed(emit, strategy)
         self.depth = max(AHEAD, strategy.prefetch)
         self.row: dict[int, dict[str, str]] = {}
@@ -54,14 +54,15 @@ class Backward:
                 self.load(after)
             self.hold(after)
             self.attend(i)
-            dq = self.scatter("dq", i, self.total("dq", i))
+            name, final = ("dq", ("dq",)) if self.s.order == "query-up" else ("dqkv", ("dq", "dkv"))
+            dq, *dkv = self.scatter(name, i, {role: self.total(role, i) for role in final})
             if self.outer == "query":
                 self.enter(after)
             self.query(i, dq)
-            if self.s.order != "query-up":
-                self.key_values([i])
+            for its in dkv:
+                self.key_values(i, its, self.row[i]["x"], self.row[i]["dx"])
         if self.s.order == "query-up":
-            self.key_values(order)
+            self.all_key_values()
         return self.e.close()
 
     def load(self, i: int | None) -> None:
@@ -69,7 +70,7 @@ class Backward:
         if i is not None:
             roles = ("o", "h", "up") if "h" in self.saved else ("o", "x")
             row = {role: self.store.fetch(role, i, f"reload.{role}[{i}]", AHEAD) for role in roles}
-            self.row[i] = row | {"o'": self.scatter("o", i, row["o"])}
+            self.row[i] = row | {"o'": self.scatter("o", i, {"o": row["o"]})[0]}
 
     def hold(self, r: int | None) -> None:
         """Reload what row r holds."""
@@ -79,12 +80,12 @@ class Backward:
                 if role not in row:
                     row[role] = self.store.fetch(role, r, f"reload.{name}[{r}]", AHEAD)
 
-    def scatter(self, role: str, i: int, buffer: str, depth: int = 1) -> str:
-        """All-to-all between head-sharded and token-sharded; nothing at P = 1."""
+    def scatter(self, name: str, i: int, buffers: dict[str, str], depth: int = 1) -> tuple[str, ...]:
+        """One all-to-all of these roles of a chunk from this rank's heads to its tokens; nothing at P = 1."""
         if self.P == 1:
-            return buffer
-        to = self.e.slot(f"{role}'", i, depth)
-        self.e.op("comm", f"a2a.{role}[{i}]", (buffer,), (to,), n=self.e.n(i))
+            return tuple(buffers.values())
+        to = tuple(self.e.slot(f"{role}'", i, depth) for role in buffers)
+        self.e.op("comm", f"a2a.{name}[{i}]", tuple(buffers.values()), to, n=self.e.n(i))
         return to
 
     def enter(self, i: int | None) -> None:
@@ -136,17 +137,18 @@ class Backward:
         e.op("compute", f"q_bwd[{i}]", (dq, row["x"], dx), (dx,), n=e.n(i), at=e.at(i))
         self.hidden.keep("dx", i, dx, f"dx_q[{i}]")
 
-    def key_values(self, chunks: list[int]) -> None:
-        """The key and value half, chunk after chunk, each one all-to-all ahead."""
-        e, ready = self.e, [self.ready(chunks[0])]
-        for k, j in enumerate(chunks):
-            ready += [self.ready(after) for after in chunks[k + 1:k + 2]]
-            e.op("compute", f"kv_bwd[{j}]", ready[k], (dx := ready[k][2],), n=e.n(j), at=e.at(j))
-            self.hidden.keep("dx", j, dx)
+    def key_values(self, j: int, dkv: str, x: str, dx: str) -> None:
+        """The key and value half of chunk j; then its dx is final."""
+        self.e.op("compute", f"kv_bwd[{j}]", (dkv, x, dx), (dx,), n=self.e.n(j), at=self.e.at(j))
+        self.hidden.keep("dx", j, dx)
 
-    def ready(self, j: int) -> tuple[str, str, str]:
-        """dkv, x and dx so far of chunk j, on this rank's tokens."""
-        dkv = self.scatter("dkv", j, self.total("dkv", j), AHEAD if self.s.order == "query-up" else 1)
-        if self.s.order != "query-up":
-            return dkv, self.row[j]["x"], self.row[j]["dx"]
-        return dkv, self.store.fetch("x", j, f"reload.x_kv[{j}]", AHEAD), self.hidden.fetch("dx", j, f"reload.dx_kv[{j}]", AHEAD)
+    def all_key_values(self) -> None:
+        """That half of all chunks, after all rows; each one's all-to-all and reloads are issued one chunk ahead."""
+        def ready(j: int) -> tuple[str, str, str]:
+            dkv, = self.scatter("dkv", j, {"dkv": self.total("dkv", j)}, AHEAD)
+            return dkv, self.store.fetch("x", j, f"reload.x_kv[{j}]", AHEAD), self.hidden.fetch("dx", j, f"reload.dx_kv[{j}]", AHEAD)
+
+        after = ready(0)
+        for j in range(self.e.u):
+            this, after = after, ready(j + 1) if j + 1 < self.e.u else None
+            self.key_values(j, *this)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sim.build.emit import AHEAD, Emit
-from sim.build.saved import SAVE, Store, handed, inner, saves
+from sim.build.saved import SAVE, Store, handed, hosted, inner, saves
 from sim.strategy import Strategy
 
 
@@ -14,7 +14,7 @@ class Forward:
 
     def __init__(self, emit: Emit, strategy: Strategy) -> None:
         self.e, self.s, self.P = emit, strategy, emit.layout.P
-        self.store = Store(emit, (*saves(strategy), "kv"), strategy.offload, strategy.skip_resident)
+        self.store = Store(emit, (*saves(strategy), "kv"), hosted(strategy, emit.u), strategy.skip_resident)
         self.hidden = handed(emit, strategy)
         self.given: Callable[[int], str] = lambda i: self.hidden.fetch("x", i, f"reload.x[{i}]", AHEAD + 1)
         self.tag = ""
@@ -53,8 +53,7 @@ class Forward:
         made = (q, kv) if self.P == 1 else (e.slot("q'", i, 1), e.slot("kv'", i, 1))
         e.op("compute", f"qkv[{i}]", (x,), made, n=e.n(i), at=e.at(i))
         if self.P > 1:
-            e.op("comm", f"a2a.q[{i}]", (made[0],), (q,), n=e.n(i))
-            e.op("comm", f"a2a.kv[{i}]", (made[1],), (kv,), n=e.n(i))
+            e.op("comm", f"a2a.qkv[{i}]", made, (q, kv), n=e.n(i))
         self.x[i], self.q[i], self.kv[i] = x, q, kv
         for role, buffer in (("kv", kv), ("q", q), ("x", x)):
             self.store.keep(role, i, buffer)

@@ -2,7 +2,7 @@
 
     lookahead=0       qkv[1] a2a[1] attn[0,0] ...          -> attn[0,0] ... qkv[1] a2a[1] attn[1,0]
     merge=separate    attn q kv acc lse -> acc lse         -> attn q kv -> part part_lse; merge acc lse part part_lse -> acc lse
-    kv_a2a=apart      a2a.kv                               -> a2a.kv parts=2
+    a2a=apart         a2a.qkv q' kv' -> q kv               -> a2a.q q' -> q; a2a.kv kv' -> kv parts=2
     input=hbm         offload.x ... reload.x -> x.0        -> (backward reads x[i] where it was handed over)
     reload_first      fwd ends                             -> reload.q_first[0] q[0]@host -> q[0], which backward reads
     host_sync=chunk   a2a.q[1] a2a.kv[1]                   -> ... sync.kv[1]
@@ -15,11 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from sim.ops import PARTS
 from sim.schedule import Buffer, Op, Region, Schedule, chunk_of
 from sim.strategy import Strategy
 
 PAIRS = ("attn", "merge", "attn_bwd")
-OPERANDS = ("q", "kv", "do", "dq", "dkv")
+OPERANDS = ("q", "kv", "do", "dq", "dkv", "qkv", "dqkv")
 """What goes to the host on the stream that attention's operands come back on; the rest goes beside it."""
 SYNCED = ("chunk", "pair")
 FIRST = ("q", "kv", "o", "lse")
@@ -34,9 +35,9 @@ def rewrite(s: Schedule, strategy: Strategy) -> None:
     if strategy.merge == "separate":
         for region in regions:
             region.ops[:] = [new for op in region.ops for new in _merged_apart(op, s, region)]
-    if strategy.kv_a2a == "apart":
-        for op in _all(regions, lambda op: op.kind == "a2a" and role(op) in ("kv", "dkv")):
-            op.args["parts"] = 2
+    if strategy.a2a == "apart":
+        for region in regions:
+            region.ops[:] = [new for op in region.ops for new in _sent_apart(op, s, region)]
     if strategy.input == "hbm":
         _keep_input(s)
     if strategy.reload_first:
@@ -79,7 +80,7 @@ def _late(fwd: Region) -> None:
     ahead: dict[int, list[Op]] = {}
     rest = []
     for op in fwd.ops:
-        mine = op.kind == "qkv" or op.kind in ("a2a", "offload", "reload") and role(op) in ("q", "kv", "x") and "," not in at(op)
+        mine = op.kind == "qkv" or op.kind in ("a2a", "offload", "reload") and role(op) in ("q", "kv", "qkv", "x") and "," not in at(op)
         if mine:
             ahead.setdefault(chunk_of(op.id)[1], []).append(op)
         else:
@@ -99,6 +100,17 @@ def _merged_apart(op: Op, s: Schedule, region: Region) -> list[Op]:
     merge = Op(f"{region.name}.merge{at(op)}", "compute", (*row, "part", "part_lse"), op.writes, {"q": op.args["q"]})
     op.reads, op.writes = (q, kv), ("part", "part_lse")
     return [op, merge]
+
+
+def _sent_apart(op: Op, s: Schedule, region: Region) -> list[Op]:
+    """One all-to-all a tensor, keys and values of one in two messages."""
+    if op.kind != "a2a":
+        return [op]
+    found = []
+    for read, write in zip(op.reads, op.writes):
+        its = s.buffer(region.name, read).role.removesuffix("'")
+        found.append(Op(f"{region.name}.a2a.{its}{at(op)}", "comm", (read,), (write,), op.args | ({PARTS: 2} if its in ("kv", "dkv") else {})))
+    return found
 
 
 def _keep_input(s: Schedule) -> None:

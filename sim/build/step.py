@@ -8,15 +8,18 @@ from sim.build.emit import Emit
 from sim.build.forward import Forward
 from sim.build.loss import loss
 from sim.build.rewrites import rewrite
+from sim.errors import UserError
 from sim.layout import Layout, chunks, pad
 from sim.model import Model
 from sim.plan import plan
 from sim.schedule import Schedule
-from sim.strategy import Strategy
+from sim.strategy import AUTO, Strategy, shown
 from sim.waits import wait_across, wait_within
 
 def draft(model: Model, strategy: Strategy, seq: int, dtype: str = "bf16") -> Schedule:
-    """Ops and buffers, without waits or offsets. Raises UserError where model, strategy and S do not fit together."""
+    """Ops and buffers, without waits or offsets. Raises UserError where model, strategy and S do not fit together, or a field is auto."""
+    for name in strategy.autos:
+        raise UserError(f"{name}=auto is chosen for a machine; name one with --machine, or take {name}={shown(AUTO[name][0])}")
     strategy.check(model, seq)
     seq = pad(seq, strategy.sp)
     layout, parts = Layout(model, strategy.sp, dtype), chunks(seq, min(strategy.chunk, seq))

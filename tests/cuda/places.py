@@ -9,21 +9,24 @@ import pytest
 import torch
 
 from engine.kernels.choose import refusal
+from sim.model import Model
 from tests.engine.cases import CPU, Place, tiny
 
 DEVICE = os.environ.get("CUDA_TESTS_DEVICE", "cuda")
 MODEL = tiny(4, 2, 64, layers=2)
 
 
-def _runs(name: str) -> bool:
-    """Whether an adapter can be used on this GPU."""
-    return torch.cuda.is_available() and refusal(import_module(f"engine.kernels.{name}"), MODEL, "bf16", torch.cuda.get_device_capability()) is None
+def refused(name: str, model: Model = MODEL) -> str | None:
+    """Why an adapter cannot be used for a model on this GPU, or None."""
+    if not torch.cuda.is_available():
+        return None
+    return refusal(import_module(f"engine.kernels.{name}"), model, "bf16", torch.cuda.get_device_capability())
 
 
 CUDNN, FLASH = (Place("cuda", "cudnn"), Place("cuda", "torch_flash")) if DEVICE == "cuda" else (CPU, CPU)
 OWN = ("flash_attn_4", "flash_attn_3", "flash_attn_2")
 """Kernels with a package of their own."""
-KERNELS = {"cudnn": CUDNN, "torch_flash": FLASH} | {name: Place("cuda", name) for name in OWN if DEVICE == "cuda" and _runs(name)}
+KERNELS = {"cudnn": CUDNN, "torch_flash": FLASH} | {name: Place("cuda", name) for name in OWN if torch.cuda.is_available() and not refused(name)}
 EACH = [pytest.param(name, marks=pytest.mark.skipif(name not in KERNELS, reason="not installed, or not for this GPU")) for name in ("cudnn", "torch_flash", *OWN)]
 every_kernel = pytest.mark.parametrize("kernel", EACH)
 one_and_two_ranks = pytest.mark.parametrize("P", (1, 2), ids="P{}".format)

@@ -10,7 +10,8 @@ from engine.kernels.rates import Rate, rates
 from sim.kernels import KERNELS as DECLARED
 from sim.kernels import parted
 from sim.model import model
-from tests.cuda.places import EACH, KERNELS, needs_cuda
+from tests.cuda.places import EACH, KERNELS, needs_cuda, refused
+from tests.engine.cases import tiny
 from tests.engine.row import row_errors
 
 pytestmark = needs_cuda
@@ -20,10 +21,18 @@ SHAPES = ((4, 4, 64), (8, 2, 128), (8, 1, 128), (8, 8, 80))
 """(query heads, KV heads, head_dim)"""
 
 
+def taken(heads: int, kv_heads: int, head_dim: int, *kernels: str) -> None:
+    """Skips what a kernel refuses."""
+    for name in kernels:
+        if why := refused(name, tiny(heads, kv_heads, head_dim)):
+            pytest.skip(f"{name} {why}")
+
+
 @pytest.mark.parametrize("heads, kv_heads, head_dim", SHAPES)
 @pytest.mark.parametrize("backward", EACH)
 @pytest.mark.parametrize("forward", EACH)
 def test_any_backward_takes_any_forwards_merged_row(note, forward, backward, heads, kv_heads, head_dim):
+    taken(heads, kv_heads, head_dim, forward, backward)
     found = row_errors(forward, backward, heads, kv_heads, head_dim, torch.bfloat16, "cuda")
     for name, error in found.items():
         note(f"{name} of {forward}, {backward}", error)
@@ -33,6 +42,7 @@ def test_any_backward_takes_any_forwards_merged_row(note, forward, backward, hea
 @pytest.mark.skipif("flash_attn_4" not in KERNELS, reason="not installed, or not for this GPU")
 @pytest.mark.parametrize("heads, kv_heads, head_dim", SHAPES)
 def test_flash_attn_4_writes_where_it_is_told_and_takes_no_more(heads, kv_heads, head_dim):
+    taken(heads, kv_heads, head_dim, "flash_attn_4")
     assert max(row_errors("flash_attn_4", "flash_attn_4", heads, kv_heads, head_dim, torch.bfloat16, "cuda", given=True).values()) < WORST
     q, kv = (torch.randn(n, *shape, head_dim, device="cuda", dtype=torch.bfloat16) for n, *shape in ((4096, heads), (4096, 2, kv_heads)))
     room = torch.empty_like(q), torch.empty(heads, 4096, device="cuda")

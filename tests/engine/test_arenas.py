@@ -10,7 +10,7 @@ from tests.engine.cases import CPU, Place, running, schedule, text, tiny, train
 
 MODEL = tiny(4, 1, 16, layers=2)
 CASES = [
-    dict(seq=61, chunk=12), dict(seq=61, chunk=12, offload=False), dict(seq=61, chunk=12, reuse=False), dict(seq=61, chunk=12, prefetch=3),
+    dict(seq=61, chunk=12), dict(seq=61, chunk=12, offload=False), dict(seq=61, chunk=12, resident=0.5), dict(seq=61, chunk=12, reuse=False), dict(seq=61, chunk=12, prefetch=3),
     dict(seq=61, chunk=12, prefetch=1, dtype="bf16"), dict(seq=61, chunk=64), dict(seq=61, chunk=40), dict(seq=61, chunk=40, offload=False),
     dict(seq=61, chunk=24), dict(seq=61, chunk=20, dtype="bf16", offload=False), dict(seq=60, chunk=12, prefetch=3),
 ]

@@ -58,11 +58,12 @@ def run(ranks, P: int, **how):
 @pytest.mark.parametrize("P", (1, 2))
 @pytest.mark.parametrize("how", [
     {"offload": False}, {"reuse": False}, {"offload": False, "reuse": False}, {"prefetch": 1}, {"prefetch": 3}, {"host_sync": "region"}, {"host_sync": "chunk", "input": "hbm"},
-    {"host_sync": "pair", "lookahead": 0, "kv_a2a": "apart", "copy_streams": 1, "reload_first": True},
+    {"host_sync": "pair", "lookahead": 0, "a2a": "apart", "copy_streams": 1, "reload_first": True},
     {"hook": "jitter"}, {"hook": "jitter", "prefetch": 1}, {"hook": "jitter", "offload": False},
     {"link_GBps": 0.02}, {"dtype": "bf16", "offload": False}, {"dtype": "bf16", "reuse": False}, {"dtype": "bf16", "hook": "poison"},
     {"hook": "poison"}, {"hook": "poison", "prefetch": 1}, {"hook": "poison", "reuse": False},
     {"hidden": "host"}, {"hidden": "host", "hook": "jitter"}, {"hidden": "host", "hook": "jitter", "accum": "host", "prefetch": 1},
+    {"resident": 0.5}, {"resident": 1.0}, {"resident": 0.5, "hook": "jitter"}, {"resident": 0.5, "hook": "poison"}, {"resident": 0.5, "hidden": "host", "prefetch": 1},
     {"hidden": "host", "hook": "poison"}, {"hidden": "host", "link_GBps": 0.02}, {"hidden": "host", "host_sync": "region"},
 ], ids=str)
 def test_three_steps_are_bit_equal(ranks, plain, P, how):
@@ -90,16 +91,16 @@ def test_what_these_tests_must_notice(ranks, plain, how):
 
 
 @pytest.mark.parametrize("P", (1, 2))
-@pytest.mark.parametrize("offload, hidden", ((True, "hbm"), (False, "hbm"), (True, "host")))
-def test_bytes_copied_are_the_schedules(ranks, P, offload, hidden):
-    s = schedule(MODEL, SEQ, CHUNK, P, offload=offload, hidden=hidden)
+@pytest.mark.parametrize("where", ({}, {"offload": False}, {"hidden": "host"}, {"resident": 0.5}), ids=str)
+def test_bytes_copied_are_the_schedules(ranks, P, where):
+    s = schedule(MODEL, SEQ, CHUNK, P, **where)
     expected = {"h2d": 0, "d2h": 0}
     for region, _ in s.order() * STEPS:
         for op in s.regions[region].ops:
             if op.stream in expected:
                 expected[op.stream] += ops.KINDS[op.kind].work(op, s).link_bytes
-    assert bool(expected["h2d"]) == bool(expected["d2h"]) == offload
-    for _, (copied, claimed, _) in run(ranks, P, offload=offload, hidden=hidden):
+    assert bool(expected["h2d"]) == bool(expected["d2h"]) == where.get("offload", True)
+    for _, (copied, claimed, _) in run(ranks, P, **where):
         assert copied == claimed == expected
 
 

@@ -28,7 +28,8 @@ def test_without_packages_of_their_own(head_dim, capability, kernels):
 
 @pytest.mark.parametrize("head_dim, capability, kernels", (
     (128, (8, 0), (flash_attn_2, cudnn, torch_flash)), (128, (9, 0), (flash_attn_4, flash_attn_3, flash_attn_2, cudnn, torch_flash)),
-    (80, (10, 0), (flash_attn_4, flash_attn_2, cudnn, torch_flash)), (256, (9, 0), (flash_attn_4, flash_attn_3, flash_attn_2)),
+    (80, (10, 0), (flash_attn_4, flash_attn_2, cudnn, torch_flash)), (256, (9, 0), (flash_attn_3, flash_attn_2)),
+    (64, (9, 0), (flash_attn_4, flash_attn_3, flash_attn_2, cudnn, torch_flash)), (80, (9, 0), (flash_attn_3, flash_attn_2, cudnn, torch_flash)),
     (192, (10, 0), (flash_attn_2, torch_flash)), (128, (12, 0), (flash_attn_4, flash_attn_2, cudnn, torch_flash)),
 ))
 def test_with_all_packages(head_dim, capability, kernels):
@@ -47,9 +48,9 @@ def test_on_a_cpu(dtype):
         assert usable(tiny(head_dim=6), dtype, None) == [cpu_flash]
 
 
-def each(old: str, two: str, four: str | None = None, of_torch: str | None = None, cudnn: str | None = None) -> str:
+def each(old: str, two: str, four: str | None = None, of_torch: str | None = None, cudnn: str | None = None, three: str | None = None) -> str:
     """The list of reasons."""
-    reasons = {"flash-attn-4": four or old, "flash-attn-3": four or old, "flash-attn-2": two, "cuDNN": cudnn or old, "torch flash (FA2)": of_torch or old}
+    reasons = {"flash-attn-4": four or old, "flash-attn-3": three or four or old, "flash-attn-2": two, "cuDNN": cudnn or old, "torch flash (FA2)": of_torch or old}
     return "; ".join(f"{name} {reason}" for name, reason in reasons.items())
 
 
@@ -63,7 +64,7 @@ NO_FP32 = "takes no fp32; use --dtype bf16"
 @pytest.mark.parametrize("head_dim, dtype, capability, said", (
     (16, "bf16", (7, 5), each(OLD, OLD, OLDER)), (16, "fp32", (9, 0), each(NO_FP32, NO_FP32)),
     (20, "bf16", (8, 0), each(most(128, 20), most(256, 20), OLDER, most(192, 20))),
-    (264, "bf16", (9, 0), each(most(256, 264), most(256, 264), of_torch=most(192, 264), cudnn=most(128, 264))),
+    (264, "bf16", (9, 0), each(most(256, 264), most(256, 264), four=most(128, 264), three=most(256, 264), of_torch=most(192, 264), cudnn=most(128, 264))),
 ))
 def test_where_there_is_none_each_says_why(head_dim, dtype, capability, said):
     with pytest.raises(UserError) as caught:
@@ -82,7 +83,7 @@ def test_what_is_not_installed_or_does_not_load_is_said(monkeypatch):
 
     monkeypatch.setattr(chooser, "import_module", broken)
     with pytest.raises(UserError) as caught:
-        usable(tiny(), "bf16", (9, 0))
+        usable(tiny(head_dim=64), "bf16", (9, 0))
     assert str(caught.value).endswith(
         "9.0: flash-attn-4 is not installed (No module named 'flash_attn'); flash-attn-2 does not load (OSError: undefined symbol: x)")
 

@@ -67,12 +67,13 @@ def all_to_all_and_back(rank: int, group, n: int, heads: int, D: int, batch: int
     rt = launch.Runtime(tiny(heads, heads, D), P, rank, cpu_flash, group, None)
     t, H = n // P, heads // P
     tags = torch.arange(n * heads * D * batch, dtype=torch.int32).view(n, heads, D, batch)
-    mine = tags[rank * t:(rank + 1) * t].view(t, P, H, D, batch).transpose(0, 1).contiguous()
-    by_heads, back = torch.full((n, H, D, batch), -1, dtype=torch.int32), torch.full_like(mine, -1)
-    op = Op("fwd.a2a.q[0]", "comm", ("q'",), ("q",), {"n": n})
-    launch.LAUNCHERS["a2a"](rt, op, [mine], [by_heads])
-    launch.LAUNCHERS["a2a"](rt, op, [by_heads], [back])
-    return torch.equal(by_heads, tags[:, rank * H:(rank + 1) * H]), torch.equal(back, mine)
+    both = [tags, tags[..., :D // 2, :].short()]  # as q and kv: other sizes, and here another dtype
+    mine = [each[rank * t:(rank + 1) * t].unflatten(1, (P, H)).transpose(0, 1).contiguous() for each in both]
+    by_heads, back = [torch.full((n, H, *m.shape[3:]), -1, dtype=m.dtype) for m in mine], [torch.full_like(m, -1) for m in mine]
+    op = Op("fwd.a2a.qkv[0]", "comm", ("q'", "kv'"), ("q", "kv"), {"n": n})
+    launch.LAUNCHERS["a2a"](rt, op, mine, by_heads)
+    launch.LAUNCHERS["a2a"](rt, op, by_heads, back)
+    return all(torch.equal(b, each[:, rank * H:(rank + 1) * H]) for b, each in zip(by_heads, both)), all(map(torch.equal, back, mine))
 
 
 @pytest.mark.parametrize("P, n, heads, D, batch", [(2, 6, 4, 8, 1), (2, 2, 2, 4, 3), (4, 12, 8, 2, 1), (4, 4, 4, 6, 2)])

@@ -87,7 +87,7 @@ def test_more_than_there_can_be_is_one_line():
 
 def test_progress_goes_from_rank_0_to_a_bar(capsys):
     for rank in (0, 1):
-        serve._pin(rank)(1 << 30, 5 << 29)
+        serve.pinned(rank)(1 << 30, 5 << 29)
     printed = capsys.readouterr().out
     assert printed == f"pin {1 << 30} {5 << 29}\n"
     workers = object.__new__(ranks._Workers)

@@ -52,6 +52,20 @@ def test_clipping_scales_what_the_optimizer_sees():
         assert float(torch.nn.utils.get_total_norm(moments)) * 10 == pytest.approx(want or norm, rel=1e-4)
 
 
+def communicators(rank: int, group) -> list[int]:
+    """How many process groups this process has, after each of two sharded trainings."""
+    found = []
+    for _ in range(2):
+        steps(rank, group, 3, None)
+        found.append(len(torch.distributed.distributed_c10d._world.pg_map))
+    return found
+
+
+def test_a_second_training_takes_no_new_communicator(ranks):
+    for found in ranks(2).run(communicators):
+        assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("dtype", ("fp32", "bf16"))
 def test_states_are_fp32_and_sharded_over_all_ranks(ranks, dtype):
     found = {zero: ranks(2).run(steps, zero, CLIP, dtype) for zero in (0, 3)}

@@ -11,9 +11,10 @@ from tests.engine.numerics import CHUNKS, SEQ, base, check, measure
 SAVES, ORDERS = ("all", "qkvo", "o", "input"), ("query-up", "query-down", "kv-outer")
 WAYS = {
     False: {"accum": "hbm", "rows": "alternating", "skip_resident": False, "reuse_slack": 4},
-    True: {"accum": "host", "rows": "alternating", "skip_resident": True, "reuse_slack": 4},
+    True: {"accum": "host", "resident": 0.5, "rows": "alternating", "skip_resident": True, "reuse_slack": 4},
 }
 """By offload; ascending rows, accumulators in HBM are test_numerics' and test_bits_depend's."""
+TIGHT = {"accum": "host", "skip_resident": True, "reuse_slack": 4}
 MODELS = {
     "llama": tiny(4, 2, 64, hidden=96, ffn=160, vocab=8),
     "llama, one KV head": tiny(4, 1, 64, hidden=96, ffn=160, vocab=8),
@@ -57,10 +58,10 @@ def test_bits_depend_on_the_order_of_sums_alone(model, order):
     """Saving or recomputing, host or HBM, slots kept or not, space reused or not: the same bits."""
     inputs, first = block_inputs(MODELS[model], SEQ, "bf16", 0), None
     for save in SAVES:
-        for offload, accum, skip, slack, hidden in ((True, "hbm", False, 0, "hbm"), (False, "hbm", False, 0, "hbm"), (True, "host", True, 4, "hbm"), (True, "host", True, 4, "host"), (True, "hbm", False, 0, "host")):
-            s = schedule(MODELS[model], SEQ, CHUNKS[5], 1, "bf16", offload, reuse=slack > 0, save=save, order=order, accum=accum, skip_resident=skip, reuse_slack=slack, hidden=hidden)
+        for way in ({}, {"offload": False}, {"resident": 0.5}, {"resident": 1.0, "skip_resident": True}, TIGHT, {**TIGHT, "hidden": "host"}, {"hidden": "host"}):
+            s = schedule(MODELS[model], SEQ, CHUNKS[5], 1, "bf16", reuse="reuse_slack" in way, save=save, order=order, **way)
             with running(s) as program:
                 found = run_block(program, 0, None, inputs)
             first = first or found
             for name in first:
-                assert torch.equal(found[name], first[name]), (save, offload, accum, hidden, name)
+                assert torch.equal(found[name], first[name]), (save, way, name)

@@ -9,7 +9,9 @@ import pytest
 
 from experiments import cli
 from sim import text, timeline, upstream
+from sim.schedule import Schedule
 from sim.strategy import Strategy
+from tests.sim.tiny import tiny_machine
 
 SIMULATE = "simulate llama3-8b --machine a100-80g-sxm --gpus 4 --layers 2 --seq 128K --chunk 32K --json"
 KEYS = ["step_s", "fwd_s", "bwd_s", "mfu_causal", "mfu_palm", "hfu", "mfu_megatron_ds", "hbm_peak_bytes", "host_peak_bytes", "fits", "binding", "overlap", "assumptions"]
@@ -44,8 +46,8 @@ def test_json_has_its_inputs(fpdt):
 
 def test_help_lists_the_fields_of_set_with_their_defaults(fpdt):
     said = " ".join(fpdt("simulate --help").replace("│", " ").split())
-    assert ("Fields and defaults: sp=1, chunk=64K, prefetch=2, offload=true, save=qkvo, order=query-up, accum=hbm, hidden=hbm, rows=ascending, "
-            "skip_resident=false, reuse_slack=0, ffn_sub=2, loss_sub=32, zero=3, host_sync=none, alloc=plan, merge=fused, kv_a2a=together, "
+    assert ("Fields and defaults: sp=1, chunk=64K, prefetch=2, offload=true, resident=0, save=qkvo, order=query-up, accum=hbm, hidden=hbm, rows=ascending, "
+            "skip_resident=false, reuse_slack=0, ffn_sub=2, loss_sub=32, zero=3, host_sync=none, alloc=plan, merge=fused, a2a=together, "
             "lookahead=1, copy_streams=2, input=host, reload_first=false.") in said
 
 
@@ -63,9 +65,9 @@ def test_padding_is_said(fpdt):
 
 
 def test_set_reaches_every_strategy_field(fpdt, tmp_path):
-    values = {"sp": 2, "chunk": 8192, "prefetch": 3, "offload": False, "save": "qkvo", "order": "query-up", "ffn_sub": 1, "loss_sub": 4, "zero": 0, "host_sync": "region",
-              "accum": "host", "hidden": "hbm", "skip_resident": True, "rows": "alternating", "reuse_slack": 4, "alloc": "chunk", "merge": "separate",
-              "kv_a2a": "apart", "lookahead": 0, "copy_streams": 1, "input": "hbm", "reload_first": True}
+    values = {"sp": 2, "chunk": 8192, "prefetch": 3, "offload": True, "resident": 0.5, "save": "qkvo", "order": "query-up", "ffn_sub": 1, "loss_sub": 4, "zero": 0, "host_sync": "region",
+              "accum": "host", "hidden": "host", "skip_resident": True, "rows": "alternating", "reuse_slack": 4, "alloc": "chunk", "merge": "separate",
+              "a2a": "apart", "lookahead": 0, "copy_streams": 1, "input": "hbm", "reload_first": True}
     assert set(values) == {f.name for f in dataclasses.fields(Strategy)}
     path = tmp_path / "timeline.json"
     settings = " ".join(f"--set {name}={value}" for name, value in values.items())
@@ -94,13 +96,62 @@ def test_what_each_term_of_the_released_code_costs(fpdt):
     assert json.loads(fpdt(command.replace("256K", "128K").replace("64K", "32K") + " --part block --json"))["measured"] is None
 
 
+AUTO = "auto: resident=1, "
+
+
+@pytest.fixture
+def slow(tmp_path) -> str:
+    """The file of a machine whose reloads take a second, for which all KV stays."""
+    tiny_machine(ns={"reload": 10**9}, hbm_bytes=1 << 40, host_bytes=1 << 40).save(tmp_path / "slow.json")
+    return str(tmp_path / "slow.json")
+
+
+def test_auto_is_chosen_and_said(fpdt, slow):
+    """Beside the result: in a line of its own, or among the inputs."""
+    command = f"simulate demo --machine {slow} --seq 4K --chunk 1K"
+    inputs = json.loads(fpdt(f"{command} --set resident=auto --json"))["inputs"]
+    assert inputs["strategy"]["resident"] == 1.0 and inputs["auto"].startswith(AUTO)
+    assert fpdt(f"{command} --set resident=auto").splitlines()[0] == inputs["auto"]
+    assert "auto" not in json.loads(fpdt(f"{command} --json"))["inputs"]
+
+
+def test_show_says_what_is_chosen_on_stderr(slow, capsys):
+    printed = []
+    for settings in (f"resident=auto --machine {slow}", "resident=1"):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(shlex.split(f"show demo --seq 4K --chunk 1K --set {settings}"))
+        printed.append(capsys.readouterr())
+        assert stop.value.code == 0
+    assert printed[0].out == printed[1].out and printed[0].err.startswith(AUTO) and printed[1].err == ""
+
+
+@pytest.mark.parametrize("command, module, stop_at", [
+    ("compare demo --seq 4K --chunk 1K", "experiments.compare", "_compare"), ("bench demo --seq 4K --chunk 1K", "experiments.bench", "cases"),
+    ("train demo --seq 4K --chunk 1K", "experiments.train", "train_command")])
+def test_what_runs_here_runs_what_was_chosen(command, module, stop_at, slow, tmp_path, monkeypatch, capsys):
+    """The strategy and the schedule that the run is started with have no auto left."""
+    found = []
+
+    def stop(*given, **_):
+        found.extend(each for each in given if isinstance(each, (Strategy, Schedule)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"{module}.{stop_at}", stop)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        cli.main(shlex.split(f"{command} --set resident=auto --machine {slow}"))
+    assert found and all(each.resident == 1.0 for each in found if isinstance(each, Strategy))
+    assert all(b.space == "hbm" for each in found if isinstance(each, Schedule) for b in each.saved.values() if b.role == "kv")
+    assert AUTO in "".join(capsys.readouterr())
+
+
 def test_show_writes_what_lint_reads(fpdt, tmp_path):
     path = tmp_path / "schedule.txt"
     command = "show demo --gpus 2 --seq 1K --chunk 256 --dtype fp32"
     assert fpdt(f"{command} --out {path}") == ""
     assert path.read_text() == fpdt(command)
     assert text.parse(path.read_text()).dtype == "fp32"
-    assert fpdt(f"lint {path}").startswith("schedule.txt: 140 ops, order and data proved; ")
+    assert fpdt(f"lint {path}").startswith("schedule.txt: 136 ops, order and data proved; ")
 
 
 def test_tables(fpdt):

@@ -78,7 +78,7 @@ def test_a_drawing_comes_with_a_missing_wait(tmp_path, monkeypatch, capsys):
 
 
 def test_internal_errors_keep_their_traceback(monkeypatch):
-    monkeypatch.setattr(cli, "built", lambda *_: 1 / 0)
+    monkeypatch.setattr(cli, "built", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["show", "demo", "--seq", "1K"])
 

@@ -2,7 +2,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -53,6 +56,12 @@ def test_a_row_is_right(ranks, model, P, row, part):
         assert 0 < found["error_y"] < BAR and 0 < found["error_dx"] < BAR
 
 
+@pytest.mark.parametrize("P", (1, 2), ids="P{}".format)
+def test_hidden_states_on_the_host_are_right(ranks, P):
+    for found in ranks(P).run(rehearsal.errors, case("engine", MODELS["gqa"], P, "block", hidden="host", accum="host")):
+        assert 0 < found["error_y"] < BAR and 0 < found["error_dx"] < BAR
+
+
 def test_a_wrong_row_is_seen(ranks):
     one, = ranks(1).run(rehearsal.errors_without_rope, case("ulysses", MODELS["gqa"], 1, "attention"))
     assert one["error_y"] > 0.01 and one["error_dx"] > 0.01
@@ -64,6 +73,9 @@ def test_a_row_is_measured(ranks, row):
     assert slowest[0]["total_s"] == slowest[1]["total_s"] and len(slowest[0]["total_s"]) == 2
     assert all(0 < forward < total for forward, total in zip(slowest[0]["forward_s"], slowest[0]["total_s"]))
     assert (slowest[0]["kernel"], slowest[0]["peak_hbm_bytes"]) == (cpu_flash.NAME, None)
+    if row == "engine":
+        s = text.parse(case(row, MODELS["gqa"], 2, "block").schedule)
+        assert slowest[0]["ops"] == sum(op.stream != "host" for region in ("fwd", "bwd") for op in s.regions[region].ops)
 
 
 @pytest.mark.parametrize("save", ("all", "qkvo", "o", "input"))
@@ -88,7 +100,9 @@ def test_the_engine_s_attention_half_has_the_model_s_attention():
 @pytest.mark.parametrize("causal", (False, True))
 def test_flash_attn_s_name_has_the_kernel_behind_it(causal):
     q, k, v, dout = (torch.randn(1, 24, heads, 16) for heads in (4, 2, 2, 4))
-    forward, backward = flash.calls(cpu_flash)
+    interface = flash._Interface("any")
+    forward, backward = interface._flash_attn_forward, interface._flash_attn_backward  # as a peer has imported them
+    interface.kernel = cpu_flash
     out, lse, _, _ = forward(q, k, v, 0.0, 0.25, causal=causal, window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None, return_softmax=False)
     grads = [torch.empty_like(t) for t in (q, k, v)]
     backward(dout, q, k, v, out, lse, *grads, 0.0, 0.25, causal, -1, -1, 0.0, None, False, rng_state=None)
@@ -97,6 +111,17 @@ def test_flash_attn_s_name_has_the_kernel_behind_it(causal):
     right.backward(dout.double().transpose(1, 2))
     for mine, its in zip((out, *grads), (right, *(t.grad for t in given))):
         torch.testing.assert_close(mine.transpose(1, 2).double(), its, rtol=1e-4, atol=1e-5)
+
+
+def test_a_peer_gets_the_kernel_of_the_latest_row():
+    """It has imported the functions once, and rows of other kernels follow in the same process."""
+    with patch.dict(sys.modules, {"flash_attn": ModuleType("flash_attn")}):  # as flash-attn 4 alone leaves it
+        assert flash.install(SimpleNamespace(forward=lambda q, kv, causal: (q, q)))
+        from flash_attn.flash_attn_interface import _flash_attn_forward
+
+        assert flash.install(SimpleNamespace(forward=lambda q, kv, causal: (q + 1, q)))
+        out, *_ = _flash_attn_forward(*[torch.zeros(1, 2, 1, 8)] * 3, 0.0, 1.0, False)
+        assert out.unique().tolist() == [1.0]
 
 
 def test_flops_are_those_of_a_step_without_its_head():

@@ -447,10 +447,11 @@ class Maths:
                 self.at(i)
                 return [("q", i, none, tok), ("kv", i, none, tok)]
             case "a2a":
-                if v[0] is None or v[0][0] not in HEADS:
-                    self.bad(f"cannot exchange {v[0]}")
-                self.length("n", v[0][1])
-                return [(*v[0][:3], "head" if v[0][3] == "tok" else "tok")]
+                for each in v:
+                    if each is None or each[0] not in HEADS:
+                        self.bad(f"cannot exchange {each}")
+                    self.length("n", each[1])
+                return [(*each[:3], "head" if each[3] == "tok" else "tok") for each in v]
             case "offload" | "reload":
                 if v[0] is None:
                     self.bad("copies garbage")

@@ -79,7 +79,7 @@ def test_short_chunks_and_masks_cost_their_share():
     assert ns["fwd.attn[1,1]"] == pytest.approx(ns["fwd.attn[1,0]"] / 2, rel=1e-6)
     assert ns["fwd.attn[2,0]"] == pytest.approx(ns["fwd.attn[1,0]"] / 4, rel=1e-6)
     assert ns["fwd.reload.kv[1,0]"] == round(65536 * 2 * 2 * 128 * 2 / 12.48)
-    assert ns["fwd.a2a.q[0]"] == round(65536 // 4 * 4096 * 2 * 3 // 4 / 225)
+    assert ns["fwd.a2a.qkv[0]"] == round(65536 // 4 * (4096 + 2 * 1024) * 2 * 3 // 4 / 225)
 
 
 def test_keys_without_a_curve_are_named():

@@ -15,15 +15,15 @@ from sim.strategy import Strategy
 
 
 def test_one_row_by_hand():
-    """P = 2, one chunk: qkv, two all-to-alls and attention. a2a.kv needs qkv (RAW), attn both all-to-alls, of which it is told the last."""
+    """P = 2, one chunk: qkv, its all-to-all and attention. The all-to-all needs qkv (RAW), attn both, of which it is told the last."""
     fwd = alone(build(GQA, Strategy(sp=2, chunk=32), 32))[0]["fwd"]
     ids = [op.id for op in fwd.ops]
     compute, comm = STREAMS.index("compute"), STREAMS.index("comm")
-    assert ids[:3] == ["fwd.qkv[0]", "fwd.a2a.q[0]", "fwd.a2a.kv[0]"]
+    assert ids[:2] == ["fwd.qkv[0]", "fwd.a2a.qkv[0]"]
     attn = ids.index("fwd.attn[0,0]")
-    assert fwd.need[2, compute] == 1 and fwd.need[attn, comm] == 2
-    assert fwd.clock[attn, comm] == 2 and fwd.clock[attn, compute] == 2
-    assert "fwd.a2a.kv[0]" in fwd.ops[attn].waits and "fwd.a2a.q[0]" not in fwd.ops[attn].waits
+    assert fwd.need[1, compute] == 1 and fwd.need[attn, comm] == 1
+    assert fwd.clock[attn, comm] == 1 and fwd.clock[attn, compute] == 2
+    assert "fwd.a2a.qkv[0]" in fwd.ops[attn].waits and "fwd.qkv[0]" not in fwd.ops[attn].waits
 
 
 def test_the_walk_has_every_pair_that_may_follow():

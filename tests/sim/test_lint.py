@@ -24,6 +24,7 @@ CONFIGS = {
     "P2-gqa-slots1": (GQA, Strategy(sp=2, chunk=32, prefetch=1)),
     "P2-gqa-slots3": (GQA, Strategy(sp=2, chunk=32, prefetch=3)),
     "P2-resident": (GQA, Strategy(sp=2, chunk=32, offload=False)),
+    "P2-partly-resident": (GQA, Strategy(sp=2, chunk=48, resident=0.5)),
     "P2-sync": (GQA, Strategy(sp=2, chunk=32, host_sync="region")),
     "P2-gpt-kv-outer-input": (GPT, Strategy(sp=2, chunk=48, save="input", order="kv-outer", accum="host")),
     "P1-query-down-o-alternating": (MHA, Strategy(chunk=48, save="o", order="query-down", rows="alternating", skip_resident=True, accum="host")),

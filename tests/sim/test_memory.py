@@ -72,10 +72,10 @@ def test_a_peak_is_no_sum_of_maxima():
     assert peak < sum(int(rows[r].max()) for r in memory.COUNTED)
 
 
-@pytest.mark.parametrize("offload", [True, False])
+@pytest.mark.parametrize("where", [{}, {"resident": 0.5}, {"offload": False}], ids=str)
 @pytest.mark.parametrize("P", [1, 2])
-def test_rows_equal_a_brute_force_count(offload, P):
-    schedule, strategy, timeline = run(model("demo", layers=3), 5000, sp=P, chunk=1024, offload=offload)
+def test_rows_equal_a_brute_force_count(where, P):
+    schedule, strategy, timeline = run(model("demo", layers=3), 5000, sp=P, chunk=1024, **where)
     lives = {space: {} for space in ("hbm", "host")}
     work = []
     for op, layer, stream, start, end in timeline.spans():
@@ -96,8 +96,8 @@ def test_rows_equal_a_brute_force_count(offload, P):
 
 
 def test_live_never_exceeds_planned():
-    for offload in (True, False):
-        timeline = run(model("demo"), 10_000, sp=2, chunk=1024, offload=offload)[2]
+    for where in ({}, {"resident": 0.5}, {"offload": False}):
+        timeline = run(model("demo"), 10_000, sp=2, chunk=1024, **where)[2]
         for rows in timeline.memory.values():
             assert (rows["live"] <= rows["planned"]).all() and (rows["live"][-1:] == 0).all()
 

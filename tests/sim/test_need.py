@@ -14,7 +14,7 @@ from sim.strategy import Strategy
 
 A100 = machine("a100-80g-sxm")
 SETTINGS = ({}, {"offload": False}, {"save": "all", "order": "kv-outer"}, {"save": "input", "accum": "host"}, {"host_sync": "region"},
-            {"hidden": "host"}, {"hidden": "host", "accum": "host", "order": "kv-outer"})
+            {"resident": 0.5}, {"resident": 1.0, "save": "o"}, {"hidden": "host"}, {"hidden": "host", "accum": "host", "order": "kv-outer"})
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

@@ -21,7 +21,7 @@ from sim.text import parse, show
 from tests.sim.tiny import events, tiny_machine
 
 FIELDS = {
-    "host_sync": ("chunk", "pair"), "alloc": ("chunk",), "merge": ("separate",), "kv_a2a": ("apart",), "lookahead": (0,), "copy_streams": (1,),
+    "host_sync": ("chunk", "pair"), "alloc": ("chunk",), "merge": ("separate",), "a2a": ("apart",), "lookahead": (0,), "copy_streams": (1,),
     "input": ("hbm",), "reload_first": (True,),
 }
 
@@ -51,7 +51,7 @@ def test_without_lookahead_a_chunk_is_projected_when_its_row_begins():
     fwd = ids(made(lookahead=0), "fwd")
     assert sorted(fwd) == sorted(ids(PLAIN, "fwd"))
     for i in (1, 2):
-        assert fwd.index(f"ffn[{i - 1}]") < fwd.index(f"qkv[{i}]") < fwd.index(f"a2a.kv[{i}]") < fwd.index(f"reload.kv[{i},0]") < fwd.index(f"attn[{i},0]")
+        assert fwd.index(f"ffn[{i - 1}]") < fwd.index(f"qkv[{i}]") < fwd.index(f"a2a.qkv[{i}]") < fwd.index(f"reload.kv[{i},0]") < fwd.index(f"attn[{i},0]")
     assert ids(PLAIN, "fwd").index("qkv[1]") < ids(PLAIN, "fwd").index("attn[0,0]")
 
 
@@ -75,8 +75,10 @@ def test_keys_and_values_apart_cost_two_messages():
     m = tiny_machine()
     curve = dataclasses.replace(m, fits={"a2a": {"fixed_ns": 100, "ns_per_MB": 10, "source": "measured: a test"}})
     assert (price(curve, "a2a", Work(link_bytes=8 * 10**6), 2), price(curve, "a2a", Work(link_bytes=8 * 10**6), 2, 2)) == (180, 280)
-    parts = {op.id: op.args.get("parts") for r in made(kv_a2a="apart", order="kv-outer").regions.values() for op in r.ops if op.kind == "a2a"}
+    apart = made(a2a="apart", order="kv-outer")
+    parts = {op.id: op.args.get("parts") for r in apart.regions.values() for op in r.ops if op.kind == "a2a"}
     assert {i for i, n in parts.items() if n} == {f"{r}[{i}]" for r in ("fwd.a2a.kv", "bwd.a2a.dkv") for i in range(3)} and set(parts.values()) == {None, 2}
+    assert {f"{r}[{i}]" for r in ("fwd.a2a.q", "bwd.a2a.dq", "fwd.a2a.o", "bwd.a2a.do") for i in range(3)} <= set(parts)
 
 
 def test_the_input_may_stay_where_it_was_handed_over():
@@ -105,7 +107,7 @@ def test_the_host_blocks_after_each_pair_with_the_reloads_for_the_next_issued():
         assert coming not in fwd or fwd.index(pair) < fwd.index(coming) < block
     sync = next(op for op in schedule.regions["fwd"].ops if op.id == "fwd.sync.attn[2,0]")
     assert {"fwd.attn[2,0]", "fwd.reload.kv[2,1]"} <= set(sync.waits)
-    assert [i for i in ids(made(host_sync="chunk"), "fwd") if i.startswith("sync")] == ["sync.kv[0]", "sync.kv[1]", "sync.kv[2]", "sync"]
+    assert [i for i in ids(made(host_sync="chunk"), "fwd") if i.startswith("sync")] == ["sync.qkv[0]", "sync.qkv[1]", "sync.qkv[2]", "sync"]
 
 
 def test_memory_is_pinned_in_powers_of_two_just_before_it_is_copied_to():

@@ -21,6 +21,7 @@ from sim.text import digest, parse, show
 GOLDEN = Path(__file__).parents[1] / "golden"
 SCHEDULES = {
     "schedule_P1_resident.txt": lambda: build(MHA, Strategy(chunk=32, offload=False), 70, "fp32"),
+    "schedule_P1_partly_resident.txt": lambda: build(MHA, Strategy(chunk=32, resident=0.5), 70, "fp32"),
     "schedule_P2_hidden_host.txt": lambda: build(GQA, Strategy(sp=2, chunk=32, hidden="host", accum="host", save="o", order="query-down"), 70),
     "schedule_P2_upstream.txt": lambda: build(GQA, Strategy(sp=2, chunk=32, **upstream.FIELDS), 64),
     "schedule_P2_gqa_slots2.txt": lambda: build(GQA, Strategy(sp=2, chunk=32, prefetch=2), 90),
@@ -65,9 +66,9 @@ def line(text: str, start: str) -> str:
 
 EDITS = {
     "unknown op": lambda t: swap(t, "fwd.reload.kv[1,0]", "fwd.relaod.kv[1,0]"),
-    "wait on a later op": lambda t: swap(t, "wait fwd.a2a.kv[0]", "wait fwd.a2a.kv[1]"),
-    "wait on no op": lambda t: swap(t, "wait fwd.a2a.kv[0]", "wait fwd.a2a.kv[7]"),
-    "wait on no earlier region": lambda t: swap(t, "wait fwd.a2a.kv[0]", "wait prev:head:fwd.a2a.kv[0]"),
+    "wait on a later op": lambda t: swap(t, "wait fwd.a2a.qkv[0]", "wait fwd.a2a.qkv[1]"),
+    "wait on no op": lambda t: swap(t, "wait fwd.a2a.qkv[0]", "wait fwd.a2a.qkv[7]"),
+    "wait on no earlier region": lambda t: swap(t, "wait fwd.a2a.qkv[0]", "wait prev:head:fwd.a2a.qkv[0]"),
     "missing wait": lambda t: swap(t, "wait fwd.reload.kv[1,0]", ""),
     "missing wait on the region before": lambda t: swap(t, " prev:loss:loss.ce[2]", ""),
     "reload dropped": lambda t: swap(t, line(t, "h2d fwd.reload.kv[1,0]"), "").replace("wait fwd.reload.kv[1,0]", ""),
@@ -76,11 +77,12 @@ EDITS = {
     "wrong stream": lambda t: swap(t, "h2d      fwd.reload.kv[1,0]", "d2h      fwd.reload.kv[1,0]"),
     "unknown buffer": lambda t: swap(t, "kv[0]@host -> slot.0", "kv[0]@host -> slot.9"),
     "wrong space": lambda t: swap(t, "kv[0]@host -> slot.0", "kv.0 -> slot.0"),
-    "id twice": lambda t: swap(t, "fwd.a2a.q[1]", "fwd.a2a.q[0]"),
+    "id twice": lambda t: swap(t, "fwd.a2a.qkv[1]", "fwd.a2a.qkv[0]"),
     "no arrow": lambda t: swap(t, "kv[0]@host -> slot.0", "kv[0]@host    slot.0"),
-    "missing argument": lambda t: swap(t, line(t, "comm fwd.a2a.q[0]"), line(t, "comm fwd.a2a.q[0]").replace("n=32", "")),
+    "missing argument": lambda t: swap(t, line(t, "comm fwd.a2a.qkv[0]"), line(t, "comm fwd.a2a.qkv[0]").replace("n=32", "")),
     "unknown argument": lambda t: swap(t, "n=32 at=0", "n=32 at=0 of=3"),
-    "wrong length": lambda t: swap(t, line(t, "comm fwd.a2a.q[0]"), line(t, "comm fwd.a2a.q[0]").replace("n=32", "n=30")),
+    "wrong length": lambda t: swap(t, line(t, "comm fwd.a2a.qkv[0]"), line(t, "comm fwd.a2a.qkv[0]").replace("n=32", "n=30")),
+    "one of two received": lambda t: swap(t, "q'.0 kv'.0 -> q.0 kv.0" if "q'.0 kv'.0 -> q.0 kv.0" in t else "q' kv' -> q.0 kv.0", "q' kv' -> q.0"),
     "another region's op": lambda t: swap(t, "fwd.proj[0]", "bwd.proj[0]"),
     "unknown region": lambda t: swap(t, "region   bwd", "region   bwt"),
     "order": lambda t: swap(t, "fwd*2", "fwd*3"),

@@ -16,10 +16,11 @@ from sim.strategy import Strategy
 from sim.waits import add_waits
 
 STRATEGIES = st.builds(
-    lambda hidden, **fields: Strategy(**fields, hidden=hidden if fields["offload"] else "hbm"), hidden=st.sampled_from(("hbm", "host")), sp=st.sampled_from((1, 2)), chunk=st.sampled_from((8, 10, 16, 30)), prefetch=st.integers(1, 4),
+    lambda hidden, resident, **fields: Strategy(**fields, **({"hidden": hidden, "resident": resident} if fields["offload"] else {})),
+    hidden=st.sampled_from(("hbm", "host")), resident=st.sampled_from((0.0, 0.3, 0.5, 0.8, 1.0)), sp=st.sampled_from((1, 2)), chunk=st.sampled_from((8, 10, 16, 30)), prefetch=st.integers(1, 4),
     offload=st.booleans(), save=st.sampled_from(("all", "qkvo", "o", "input")), order=st.sampled_from(("query-up", "query-down", "kv-outer")),
     accum=st.sampled_from(("hbm", "host")), rows=st.sampled_from(("ascending", "alternating")), skip_resident=st.booleans(), ffn_sub=st.integers(1, 3), host_sync=st.sampled_from(("none", "region", "chunk", "pair")),
-    alloc=st.sampled_from(("plan", "chunk")), merge=st.sampled_from(("fused", "separate")), kv_a2a=st.sampled_from(("together", "apart")), lookahead=st.integers(0, 1),
+    alloc=st.sampled_from(("plan", "chunk")), merge=st.sampled_from(("fused", "separate")), a2a=st.sampled_from(("together", "apart")), lookahead=st.integers(0, 1),
     copy_streams=st.integers(1, 2), input=st.sampled_from(("host", "hbm")), reload_first=st.booleans(),
 )
 LENGTHS = st.integers(2, 75)

@@ -1,0 +1,227 @@
+"""Run: calibrate, draw, predict, write both down, and only then measure, one row after the other.
+
+A run that was interrupted goes on with the configurations that are missing; on another day or machine it calibrates again first, and each
+row says which profile it was predicted with. In the folder: grid.csv, predicted.csv, rows.csv, validate.json, profiles/, scatter.png.
+"""
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from engine import measure, probe
+from engine.worker import Job, Run, check_gpus
+from experiments.bars import pinning, progress
+from experiments.validate import bars, calibration, grid, predict, report, rows
+from experiments.validate.calibration import Profile
+from experiments.validate.case import SPACES, Case, Space
+from experiments.validate.pool import Pool
+from experiments.validate.rows import Row
+from sim import text
+from sim.errors import RankLost, UserError
+from sim.files import claimed, write
+from sim.machine import Machine
+from sim.metrics import peak_bytes, times
+from sim.schedule import Schedule
+from sim.simulate import simulate
+
+COUNT, BUDGET_MIN = {"cuda": 64, "cpu": 8}, {"cuda": 25.0, "cpu": 3.0}
+RANKS = (1, 2, 4, 8)
+MOST_RANKS = 2
+"""P is drawn up to it, if nothing is said."""
+TRACE_EVERY = 3
+LOAD_S, MOST_WARM = 1.5, 19
+"""A GPU works for so long before a step counts, or for so many steps."""
+ROUNDS, LONG_S = {"cuda": 4, "cpu": 2}, (2.0, 8.0)
+"""Rounds of two untraced steps and a traced one; half as many, and half again, where a step is longer than these."""
+SETUP_S, HOST_GBps = {"cuda": 4.0, "cpu": 1.0}, 1.5
+"""What it takes to start a job on ranks that are there, and to take, touch and pin host memory."""
+IN_A_ROW = 3
+"""Configurations that may fail one after the other; then something else is wrong."""
+
+
+def validate(
+    *, seed: int = 0, count: int | None = None, budget_min: float | None = None, gpus: int | None = None, hbm_bytes: int | None = None, host_bytes: int | None = None,
+    out: Path, command: str = "", console: Console | None = None,
+) -> bool:
+    """Whether all bars hold. Raises UserError, RankLost where configurations fail one after the other."""
+    console = console or Console()
+    device = probe.device()
+    ranks, count, budget_min = chosen_ranks(device, gpus), count or COUNT[device], budget_min or BUDGET_MIN[device]
+    given = {"hbm_bytes": hbm_bytes, "host_bytes": host_bytes}
+    inputs = {"device": device, "seed": seed, "count": count, "budget_min": budget_min, "ranks": list(ranks), **given, "space": asdict(SPACES[device])}
+    with claimed(out):
+        record = Record(out, inputs, command)
+        cases, done = rows.load(out / "grid.csv", Case), rows.load(out / "rows.csv", Row)
+        if not cases or len(done) < len(cases):
+            with progress(console) as bar, Pool(device) as pool:
+                found = profiles(record, ranks, device, given, pool, bar)
+                if not cases:
+                    cases = grid.draw(SPACES[device], device, seed, count, ranks, cost(found, device), budget_min * 60)
+                    rows.save(out / "grid.csv", cases)
+                report.listing(cases, console)
+                _measure(cases, done, found, record, pool, bar, console)
+    verdict = bars.judge(done)
+    record.finish(verdict, done)
+    report.report(done, verdict, record.data, out, console)
+    return bars.holds(verdict)
+
+
+def plan(machine: Machine, *, seed: int = 0, count: int | None = None, budget_min: float | None = None, gpus: int | None = None, console: Console | None = None) -> list[Case]:
+    """The grid as it would be drawn with this machine for every profile; printed, and nothing is run."""
+    device = machine.kind
+    ranks = tuple(P for P in RANKS if P <= (gpus or MOST_RANKS))
+    every = {(name, P): Profile(machine, [1.0], [1.0]) for name in SPACES[device].models for P in ranks}
+    budget_s = 60 * (budget_min or BUDGET_MIN[device])
+    price = cost(every, device)
+    cases = grid.draw(SPACES[device], device, seed, count or COUNT[device], ranks, price, budget_s)
+    report.listing(cases, console or Console(), [price(case) for case in cases])
+    return cases
+
+
+def chosen_ranks(device: str, gpus: int | None) -> tuple[int, ...]:
+    """Every P to draw from. Raises UserError where there are too few GPUs."""
+    if gpus is None:
+        import torch
+
+        from engine.worker import CORES
+
+        gpus = min(MOST_RANKS, torch.cuda.device_count() if device == "cuda" else len(CORES))
+    elif device == "cuda":
+        check_gpus(gpus)
+    return tuple(P for P in RANKS if P <= gpus)
+
+
+class Record:
+    """validate.json: what was asked for, and the sessions of calibration that there were."""
+
+    def __init__(self, out: Path, inputs: dict, command: str) -> None:
+        """Raises UserError where the folder holds a run of other inputs."""
+        self.path, self.out = out / "validate.json", out
+        try:
+            earlier = json.loads(self.path.read_text()) if self.path.exists() else {"inputs": inputs, "sessions": {}}
+            differ = [f"{name}={earlier['inputs'].get(name)}" for name in inputs if earlier["inputs"].get(name) != json.loads(json.dumps(inputs[name]))]
+            self.data = {"inputs": inputs, "command": command, "sessions": earlier["sessions"]}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{self.path} is no record of fpdt validate ({error}); name another folder with --out") from None
+        if self.path.exists() and differ:
+            raise UserError(f"{out} holds a run with {', '.join(said for said in differ if 'space' not in said) or 'another grid'}; give the same options, or another folder with --out")
+        self.session = ""
+
+    def begin(self) -> Path:
+        """The session of this day and machine, and where its profiles are."""
+        now = {"provenance": probe.provenance(), "gpus": _gpus()}
+        known = self.data["sessions"]
+        self.session = next((name for name, session in known.items() if session == now), f"S{len(known) + 1}")
+        known[self.session] = now
+        self.save()
+        return self.out / "profiles" / self.session
+
+    def finish(self, verdict: list[bars.Bar], done: list[Row]) -> None:
+        self.data |= {"holds": bars.holds(verdict), "bars": [bar._asdict() for bar in verdict], "rivals": report.rivals(done),
+                      "sources": [[*key, share] for key, share in report.sources(done).items()]}
+        self.save()
+
+    def save(self) -> None:
+        write(self.path, json.dumps(self.data, indent=1) + "\n")
+
+
+def _gpus() -> list[str]:
+    import torch
+
+    return [str(torch.cuda.get_device_properties(k).uuid) for k in range(torch.cuda.device_count())]
+
+
+def profiles(record: Record, ranks: tuple[int, ...], device: str, given: dict, pool: Pool, bar: Progress) -> dict[tuple[str, int], Profile]:
+    """(model, P) -> its profile, measured unless this session has it."""
+    found, space, where, pin = {}, SPACES[device], record.begin(), pinning(bar)
+    for P in ranks:
+        for name in space.models:
+            path = where / f"{name}-P{P}.json"
+            if not path.exists():
+                task = bar.add_task(f"calibrate {name}, P={P}", total=None, state="")
+
+                def do(jobs: list[Job]) -> list[Run]:
+                    bar.update(task, total=sum(job.steps for job in jobs))
+                    return pool.do(P, jobs, lambda: bar.advance(task), pin)
+
+                calibration.profile(space, name, P, device, do).save(path)
+            profile = Profile.load(path)
+            found[name, P] = replace(profile, machine=profile.machine.override(**given))
+    return found
+
+
+def pace(predicted_s: float, device: str) -> tuple[int, int]:
+    """(steps that warm up, all steps) of a configuration."""
+    rounds = max(1, ROUNDS[device] >> sum(predicted_s > long for long in LONG_S))
+    warm = 1 if device == "cpu" or predicted_s > LONG_S[0] else min(MOST_WARM, 1 + TRACE_EVERY * math.ceil(LOAD_S / predicted_s / TRACE_EVERY))
+    return warm, warm + TRACE_EVERY * rounds
+
+
+def cost(found: dict[tuple[str, int], Profile], device: str) -> grid.Cost:
+    """How long a configuration takes by these profiles."""
+
+    def seconds(case: Case) -> float | None:
+        try:
+            schedule = case.schedule()
+        except UserError:
+            return None
+        timeline = simulate(schedule, case.strategy, found[case.model, case.P].machine)
+        if not predict.fits(timeline):
+            return None
+        step_s = times(timeline)["step_s"]
+        return pace(step_s, device)[1] * step_s + SETUP_S[device] + case.P * peak_bytes(timeline, "host") / HOST_GBps / 1e9
+
+    return seconds
+
+
+def _measure(cases: list[Case], done: list[Row], found: dict[tuple[str, int], Profile], record: Record, pool: Pool, bar: Progress, console: Console) -> None:
+    """Adds a row to `done`, and to the file, for each case that has none."""
+    left = [case for case in cases if case.number not in {row.number for row in done}]
+    spread = calibration.band(list(found.values()))
+    schedules = {case: case.schedule() for case in left}
+    predicted, task = [], bar.add_task("predict", total=len(left), state="")
+    for case in left:
+        predicted.append(predict.row(case, schedules[case], found[case.model, case.P], record.session, spread))
+        bar.advance(task)
+    rows.save(record.out / "predicted.csv", predicted)
+    task, failed, pin = bar.add_task("measure", total=len(left), state=""), 0, pinning(bar)
+    for case, row in zip(left, predicted):
+        bar.update(task, state=case.label)
+        try:
+            measured(row, case, schedules[case], found[case.model, case.P].machine, lambda jobs: pool.do(case.P, jobs, pin=pin))
+            failed = 0
+        except (UserError, RankLost, RuntimeError) as error:
+            row.reason, failed = str(error).splitlines()[0], failed + 1
+        done.append(row)
+        rows.save(record.out / "rows.csv", done)
+        console.print(f"{case.number:3} {case.label}: {row.reason or f'{row.predicted_s:.3f} s predicted, {row.measured_s:.3f} s measured, {row.error:+.1%}'}", highlight=False, markup=False, soft_wrap=True)
+        if failed == IN_A_ROW:
+            raise RankLost(f"{failed} configurations in a row did not run, the last: {row.reason}")
+        bar.advance(task)
+
+
+def measured(row: Row, case: Case, schedule: Schedule, machine: Machine, do: Callable[[list[Job]], list[Run]]) -> None:
+    """Runs a configuration, and adds what was measured to its row."""
+    warm, steps = pace(row.predicted_s, case.device)
+    run, = do([Job(text.show(schedule), steps=steps, trace_every=TRACE_EVERY, zero=case.strategy.zero, device=case.device, footprint=True)])
+    warmed = replace(run, traces={step: spans for step, spans in run.traces.items() if step >= warm})
+    bare = [ns / 1e9 for step, ns in enumerate(run.step_ns) if step >= warm and step not in run.traces]
+    timeline = measure.timeline(schedule, case.strategy, machine, warmed)
+    row.steps_s, row.measured_s, row.traced_s = bare, float(np.median(bare)), float(np.median([run.step_ns[step] for step in warmed.traces])) / 1e9
+    row.p05_s, row.p95_s = (float(p) for p in np.percentile(bare, (calibration.LOW, calibration.HIGH)))
+    row.hidden_measured, row.kernel = predict.hidden(timeline), run.kernel
+    row.planned_hbm_measured, row.planned_host_measured = run.touched_bytes["hbm"], run.touched_bytes["host"]
+    took = predict.durations(timeline)
+    row.kinds = [[kind, stream, ns, took.pop((kind, stream), 0)] for kind, stream, ns, _ in row.kinds] + [[*key, 0, ns] for key, ns in took.items()]
+    memory = run.memory_bytes
+    row.states_measured = memory["states"]
+    if "peak" in memory:
+        row.workspace_measured, row.reserved_measured = memory["workspace"], memory["reserved"]
+        row.arguments_measured = memory["peak"] - schedule.arena_bytes("hbm") - row.states_measured - row.workspace_measured

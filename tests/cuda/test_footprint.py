@@ -1,0 +1,31 @@
+"""Footprint: memory of jobs on ranks that stay, the same whatever ran before."""
+from __future__ import annotations
+
+import pytest
+
+from engine.ranks import Ranks
+from engine.worker import Job
+from sim import text
+from sim.build.step import build
+from sim.model import model
+from sim.strategy import Strategy
+from tests.cuda.places import needs_cuda, one_and_two_ranks
+
+pytestmark = needs_cuda
+MODEL = model("gpt-2.7b", layers=1, vocab=8192)
+SLACK = 0.02
+"""The allocator's pools are cut otherwise when their memory comes back."""
+
+
+@one_and_two_ranks
+def test_a_job_takes_what_it_takes_alone(P, note):
+    small, large = (build(MODEL, Strategy(sp=P, chunk=chunk), 4 * chunk, "bf16") for chunk in (4096, 16384))
+    small, large = ((s, Job(text.show(s), steps=2, zero=3, device="cuda", footprint=True)) for s in (small, large))
+    with Ranks(P, "cuda") as ranks:
+        first, other, again = (ranks.do([job])[0].memory_bytes for _, job in (small, large, small))
+    for found, (schedule, _) in ((first, small), (other, large)):
+        assert found["states"] == pytest.approx(16 * MODEL.params / P, rel=1e-3)
+        assert schedule.arena_bytes("hbm") + found["states"] + found["workspace"] < found["peak"] <= found["reserved"]
+    note("relative difference of reserved memory after a larger job", abs(again["reserved"] / first["reserved"] - 1))
+    assert (again["states"], again["workspace"]) == (first["states"], first["workspace"])
+    assert again["peak"] == pytest.approx(first["peak"], rel=SLACK) and again["reserved"] == pytest.approx(first["reserved"], rel=SLACK)

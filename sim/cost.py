@@ -59,7 +59,8 @@ def price(machine: Machine, key: str, work: Work, P: int, parts: int = 1) -> int
 
 def needed(key: str) -> list[str]:
     """The numbers a cost key needs that a machine may lack."""
-    return ["pin_GBps"] * key.startswith("pin") + ["zero_GBps"] * (key == "pin.zero")
+    kind, *flags = key.split(".")
+    return ["pin_GBps"] * (kind == "pin" and "cached" not in flags) + ["zero_GBps"] * ("zero" in flags)
 
 
 def fitted(fit: dict, gflop: float, megabytes: float) -> int:

@@ -16,7 +16,7 @@ from sim.layout import ITEM
 from sim.model import Model, groups
 from sim.schedule import HANDED, Op, Schedule, chunk_of
 
-FLAGS = ("causal", "zero")
+FLAGS = ("causal", "zero", "cached")
 """Arguments that are present or absent; all others are name=number."""
 PARTS = "parts"
 """An argument that an all-to-all may have: in how many messages it goes."""

@@ -286,8 +286,9 @@ def _assumptions(machine: Machine, schedule: Schedule, world: _World) -> list[st
         notes.append(f"cost curves: measured in {machine.dtype}, taken for {schedule.dtype}")
     if schedule.P > machine["gpus_per_node"]:
         notes.append(f"P={schedule.P} spans nodes of {int(machine['gpus_per_node'])}: all-to-alls and reductions run wholly at the network's speed")
-    keys = {key(op) for region in schedule.regions.values() for op in region.ops if op.kind == "pin"}
-    notes += [f"{name}: {machine.source(name)}, priced at nothing" for name in sorted({n for k in keys for n in needed(k)}) if machine.get(name) is None]
+    for name in sorted({n for region in schedule.regions.values() for op in region.ops if op.kind == "pin" for n in needed(key(op))}):
+        if machine.get(name) is None or machine.source(name).startswith("assumed"):
+            notes.append(f"{name}: {machine.source(name)}" + ", priced at nothing" * (machine.get(name) is None))
     notes += [f"{name}: no cost curve was measured, priced by rates" for name in unfitted(machine, schedule)]
     notes.append("external work (embedding, gathers, reductions, optimizer) slows nothing else")
     return notes

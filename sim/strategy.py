@@ -60,7 +60,8 @@ class Strategy:
     """Extra host blocks. none; region: the host waits for each region to end (what foreign code on the CPU needs); chunk: also for a chunk's
     all-to-alls; pair: also for each pair of chunks, and the reloads for the next one."""
     alloc: str = "plan"
-    """Host memory: plan, taken and pinned once; or chunk, taken for each copy out, by a host that waits for it."""
+    """Host memory: plan, taken and pinned once; chunk, taken for each copy out by a host that waits for it, sums set to zero by it; or cached,
+    the same where an allocator has it all from earlier steps, so that only zeroing is left."""
     merge: str = "fused"
     """Partial outputs are merged in the attention operation, fused; or in one of their own, separate."""
     a2a: str = "together"
@@ -152,7 +153,7 @@ _CHOICES = (
     ("rows", ("ascending", "alternating"), ()),
     ("zero", (0, 3), (1, 2)),
     ("host_sync", ("none", "region", "chunk", "pair"), ()),
-    ("alloc", ("plan", "chunk"), ()),
+    ("alloc", ("plan", "chunk", "cached"), ()),
     ("merge", ("fused", "separate"), ()),
     ("a2a", ("together", "apart"), ()),
     ("lookahead", (1, 0), ()),

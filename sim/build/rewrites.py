@@ -8,6 +8,7 @@
     host_sync=chunk   a2a.q[1] a2a.kv[1]                   -> ... sync.kv[1]
     host_sync=pair    attn[1,0] reload[1,1] attn[1,1]      -> attn[1,0] reload[1,1] sync.attn[1,0] attn[1,1]
     alloc=chunk       offload.q[1]                         -> pin.q[1] offload.q[1]; sums are taken at once and set to zero
+    alloc=cached      offload.q[1]                         -> offload.q[1]; sums are set to zero
     copy_streams=1    attn_bwd[1,0] offload.dq reload.q    -> attn_bwd[1,0] reload.q offload.dq, and a copy waits for the one before it
 """
 from __future__ import annotations
@@ -51,9 +52,9 @@ def rewrite(s: Schedule, strategy: Strategy) -> None:
     if strategy.host_sync == "pair":
         for region in regions:
             _block_pairs(region)
-    if strategy.alloc == "chunk":
+    if strategy.alloc != "plan":
         for region in regions:
-            _pin(region, s, ("dq" if strategy.order == "kv-outer" else "dkv") if strategy.accum == "host" and region.name == "bwd" else None)
+            _pin(region, s, strategy.alloc == "cached", ("dq" if strategy.order == "kv-outer" else "dkv") if strategy.accum == "host" and region.name == "bwd" else None)
     if strategy.copy_streams == 1:
         for region in regions:
             _chain_copies(region)
@@ -218,22 +219,22 @@ def _hoisted(ops: list[Op]) -> tuple[list[Op], list[Op]]:
     return early, late
 
 
-def _pin(region: Region, s: Schedule, sums: str | None) -> None:
+def _pin(region: Region, s: Schedule, cached: bool, sums: str | None) -> None:
     """Each host buffer that a region copies to is taken just before; those of sums all before the first pair, and set to zero but for the
-    first, also where a slot spares the copy. The stock allocator takes a power of two."""
+    first, also where a slot spares the copy. The stock allocator takes a power of two. What is cached is only set to zero."""
     taken: set[str] = set()
 
     def pin(name: str, size: int, zero: bool = False) -> Op:
         taken.add(name)
-        return Op(f"{region.name}.pin.{name.removesuffix('@host')}", "host", (), (), {"bytes": 1 << (size - 1).bit_length()} | ({"zero": True} if zero else {}))
+        return Op(f"{region.name}.pin.{name.removesuffix('@host')}", "host", (), (), {"bytes": 1 << (size - 1).bit_length()} | {flag: True for flag, on in (("zero", zero), ("cached", cached)) if on})
 
-    early = [pin(f"{sums}[{i}]@host", s.layout.size_bytes(sums, n), i > 0) for i, (_, n) in enumerate(s.chunks) if sums]
+    early = [pin(f"{sums}[{i}]@host", s.layout.size_bytes(sums, n), i > 0) for i, (_, n) in enumerate(s.chunks) if sums and (i > 0 or not cached)]
     made: list[Op] = []
     for op in region.ops:
         if op.kind in PAIRS:
             made += early
             early = []
-        if op.kind == "offload" and op.writes[0] not in taken:
+        if op.kind == "offload" and op.writes[0] not in taken and not cached:
             made.append(pin(op.writes[0], s.buffer(region.name, op.writes[0]).size_bytes))
         made.append(op)
     region.ops[:] = made

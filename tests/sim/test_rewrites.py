@@ -21,7 +21,7 @@ from sim.text import parse, show
 from tests.sim.tiny import events, tiny_machine
 
 FIELDS = {
-    "host_sync": ("chunk", "pair"), "alloc": ("chunk",), "merge": ("separate",), "a2a": ("apart",), "lookahead": (0,), "copy_streams": (1,),
+    "host_sync": ("chunk", "pair"), "alloc": ("chunk", "cached"), "merge": ("separate",), "a2a": ("apart",), "lookahead": (0,), "copy_streams": (1,),
     "input": ("hbm",), "reload_first": (True,),
 }
 
@@ -120,6 +120,14 @@ def test_memory_is_pinned_in_powers_of_two_just_before_it_is_copied_to():
     first = bwd.index("attn_bwd[0,0]")
     assert bwd[first - 3:first] == ["pin.dq[0]", "pin.dq[1]", "pin.dq[2]"]
     assert (by_id["bwd.pin.dq[0]"].args, by_id["bwd.pin.dq[1]"].args) == ({"bytes": 4096}, {"bytes": 4096, "zero": True})
+
+
+def test_what_is_cached_is_only_set_to_zero():
+    schedule = made(alloc="cached", order="kv-outer", accum="host")
+    assert {op.id: op.args for r in schedule.regions.values() for op in r.ops if op.kind == "pin"} == {
+        f"bwd.pin.dq[{i}]": {"bytes": 4096, "zero": True, "cached": True} for i in (1, 2)}
+    m = tiny_machine(pin_GBps=0.5, zero_GBps=4)
+    assert price(m, "pin.zero.cached", Work(link_bytes=40), 1) == 10
 
 
 PINNED = "compute qkv[0]\nhost pin.x[0]\ncompute proj[0]"

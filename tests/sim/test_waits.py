@@ -20,7 +20,7 @@ STRATEGIES = st.builds(
     hidden=st.sampled_from(("hbm", "host")), resident=st.sampled_from((0.0, 0.3, 0.5, 0.8, 1.0)), sp=st.sampled_from((1, 2)), chunk=st.sampled_from((8, 10, 16, 30)), prefetch=st.integers(1, 4),
     offload=st.booleans(), save=st.sampled_from(("all", "qkvo", "o", "input")), order=st.sampled_from(("query-up", "query-down", "kv-outer")),
     accum=st.sampled_from(("hbm", "host")), rows=st.sampled_from(("ascending", "alternating")), skip_resident=st.booleans(), ffn_sub=st.integers(1, 3), host_sync=st.sampled_from(("none", "region", "chunk", "pair")),
-    alloc=st.sampled_from(("plan", "chunk")), merge=st.sampled_from(("fused", "separate")), a2a=st.sampled_from(("together", "apart")), lookahead=st.integers(0, 1),
+    alloc=st.sampled_from(("plan", "chunk", "cached")), merge=st.sampled_from(("fused", "separate")), a2a=st.sampled_from(("together", "apart")), lookahead=st.integers(0, 1),
     copy_streams=st.integers(1, 2), input=st.sampled_from(("host", "hbm")), reload_first=st.booleans(),
 )
 LENGTHS = st.integers(2, 75)

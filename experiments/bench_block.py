@@ -50,6 +50,7 @@ def offload(P: int) -> Iterator:
                 bound = " bound" * (S == "512K" and C != "8K")
                 yield from row(name, S, C, "engine resident" + bound, load_s=load_s, warm_ups=1)
                 load_s = 0.0
+            yield from row(name, S, "16K", "engine", repeats=1)
 
 
 def memory(P: int) -> Iterator:

@@ -63,7 +63,7 @@ def test_peers_take_the_median_of_processes(tmp_path):
 def test_every_plan_has_the_rows_its_bars_read():
     keys = {plan: {key for key, _ in rows(2)} for plan, rows in bench_block.PLANS.items()}
     assert {key for case, (other, _) in PEERS.items() for key in (f"{case.removesuffix(' against FA2')} engine", other)} <= keys["peers"]
-    assert len(keys["offload"]) == 2 * 2 * 3 * 2 + 2 * 2
+    assert len(keys["offload"]) == 2 * 2 * 3 * 2 + 2 * 2 + 2 * 2
     assert {key.split()[1] for key in keys["memory"] if "C=32K" in key} == {"S=128K", "S=256K", "S=512K", "S=1M"}
 
 

@@ -127,12 +127,10 @@ def _once(place: Place, meter: Meter, point: Point) -> None:
 
 
 def _run(place: Place, point: Point, calls: int) -> float:
-    """ns a call. On a GPU products keep the stream busy, whichever it is, while the host issues the calls."""
+    """ns a call. On a GPU products keep the stream busy, whichever it is, while the host issues the calls; a CPU's caches get one call."""
     stream, span = place.backend.streams[point.micro.stream], []
-    stream.launch(point.call)
-    if place.device.type == "cuda":
-        busy = load(place)
-        stream.launch(lambda: [busy() for _ in range(4)])
+    busy = load(place) if place.device.type == "cuda" else point.call
+    stream.launch(lambda: [busy() for _ in range(4 if place.device.type == "cuda" else 1)])
     stream.launch(lambda: [point.call() for _ in range(calls)] and None, span)
     place.backend.settle()
     return (span[1] - span[0]) / calls

@@ -276,7 +276,7 @@ STREAMED = (
     Micro("loss", "compute", lambda p: _tokens(p)[:2], _loss, _rows(lambda p: p.plan.shapes.vocab, 2)),
 )
 GROUPS = (
-    Group("copies", 0.08, COPY), Group("collectives", 0.12, SEND), Group("attention", 0.35, ATTENTION),
-    Group("matrix products", 0.12, PRODUCTS), Group("memory", 0.12, STREAMED), Group("attention, other heads", 0.21, SHAPES),
+    Group("copies", 0.08, COPY), Group("collectives", 0.12, SEND), Group("attention", 0.4, ATTENTION),
+    Group("matrix products", 0.12, PRODUCTS), Group("memory", 0.12, STREAMED), Group("attention, other heads", 0.16, SHAPES),
 )
 """What they leave is for `together` and `host`."""

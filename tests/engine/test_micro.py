@@ -10,9 +10,7 @@ import torch
 
 from engine.lines import fit
 from engine.micro import fit as made
-from engine.micro import measure as measuring
 from engine.micro import table
-from engine.micro.measure import measure
 from engine.micro.meter import Meter, sample
 from engine.micro.place import Plan
 from engine.micro.serve import run

@@ -8,10 +8,17 @@ from engine.micro.fit import numbers_of, slowdown_of
 from engine.micro.place import Plan
 from engine.micro.serve import run
 from sim.model import model
+from tests.cuda.places import needs_cuda
+
+pytestmark = needs_cuda
 
 
-def test_every_kind_answers():
-    found = run(Plan(asdict(model("llama3-8b")), 1, "bf16", "cuda", budget_s=90.0, rounds=2), 0, None)
+def measured_by(rank: int, group, plan: Plan) -> list[dict]:
+    return run(plan, rank, group)
+
+
+def test_every_kind_answers(ranks):
+    found, = ranks(1).run(measured_by, Plan(asdict(model("llama3-8b")), 1, "bf16", "cuda", budget_s=90.0, rounds=2))
     measured = {p["name"] for p in found if p.get("ns")}
     entries = {m.name for group in table.GROUPS for m in group.entries} - {m.name for m in table.SEND}
     assert entries | {"launch", "sync", "pin", "zero pinned"} <= measured, [p for p in found if p["name"] in entries - measured]

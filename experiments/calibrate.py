@@ -66,16 +66,14 @@ def microbenchmarks(bar: Progress) -> Callable[[Plan], list[dict]]:
     return measured
 
 
-def calibrate_command(model: Model, P: int, dtype: str, link_GBps: float | None, out: Path, micro: bool | None = None) -> None:
-    """Calibrates, and writes the machine's JSON. `micro`: microbenchmarks too; where it is not said, on GPUs. On ranks of its own, or on those
-    that torchrun has started."""
+def calibrate_command(model: Model, P: int, dtype: str, link_GBps: float | None, out: Path, micro: bool = False) -> None:
+    """Calibrates, and writes the machine's JSON. `micro`: microbenchmarks too. On ranks of its own, or on those that torchrun has started."""
     device = probe.device()
-    wanted = device == "cuda" if micro is None else micro
     if started():
-        _calibrate_here(model, P, dtype, link_GBps, out, device, wanted)
+        _calibrate_here(model, P, dtype, link_GBps, out, device, micro)
         return
     with progress() as bar:
-        calibrated(model, dtype, Briefly(P, device), P, bar, link_GBps, device=device, micro=microbenchmarks(bar) if wanted else None).save(out)
+        calibrated(model, dtype, Briefly(P, device), P, bar, link_GBps, device=device, micro=microbenchmarks(bar) if micro else None).save(out)
     print(f"{out}: use it with --machine {out}")
 
 

@@ -73,14 +73,14 @@ def test_a_plan_runs_and_goes_on(tmp_path, monkeypatch, capsys):
         yield from bench_block.row("demo", "512", "128", "deepspeed bound", repeats=1)
 
     monkeypatch.setitem(bench_block.PLANS, "memory", tiny)
-    monkeypatch.setattr(sys, "argv", ["bench_block", "memory", "--gpus", "2", "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["bench_block", "memory", "--gpus", "1", "--out", str(tmp_path)])
     bench_block.main()
-    path = tmp_path / "memory-2gpu.json"
+    path = tmp_path / "memory-1gpu.json"
     first = json.loads(path.read_text())
     key = "demo S=512 C=128 hidden=host accum=host engine"
     assert list(first["rows"]) == [key, "demo S=512 C=128 deepspeed", "demo S=512 C=128 bound"]
     assert "attention half" in first["rows"]["demo S=512 C=128 deepspeed"]["reason"]
-    assert first["rows"][key]["ops"] > 100 and first["rows"][key]["issue_us"] > 0
+    assert first["rows"][key]["ops"] > 50 and first["rows"][key]["issue_us"] > 0
     del first["rows"]["demo S=512 C=128 bound"]
     path.write_text(json.dumps(first))
     bench_block.main()

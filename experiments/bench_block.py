@@ -94,7 +94,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.plan == "judge":
         for line in (verdict := judge(args.out)):
-            print(f"{'holds ' if line['holds'] else 'MISSED'}  {line['bar']}: {line['value']} ({line['asked']})")
+            print(f"{'holds ' if line['holds'] else 'MISSED'}  {line['bar']}: {line['value']} ({line['asked']}) {line.get('file', '')}")
         sys.exit(0 if verdict and all(line["holds"] for line in verdict) else 1)
     device = probe.device()
     if device == "cuda":

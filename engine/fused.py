@@ -15,8 +15,8 @@ from functools import cache, wraps
 
 import torch
 
-enabled = True
-"""False runs everything as written on GPUs too, for tools that have to see each operation."""
+devices = {"cuda"}
+"""Where functions are compiled. Empty: nowhere, for tools that have to see each operation."""
 TOKENS = "TS"
 VARIANTS = 64
 """Compilations of one function at most; more means that something varies which should not."""
@@ -28,7 +28,7 @@ def fused(function: Callable) -> Callable:
 
     @wraps(function)
     def call(*args):
-        if not (args[0].is_cuda and enabled):
+        if args[0].device.type not in devices:
             return function(*args)
         for k, dim in tokens:
             if args[k] is not None:

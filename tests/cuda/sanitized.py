@@ -16,7 +16,7 @@ from tests.engine.test_bits import without_waits
 
 
 def main(waits: str) -> None:
-    fused.enabled = False  # inside compiled functions it sees nothing
+    fused.devices.clear()  # inside compiled functions it sees nothing
     enable_cuda_sanitizer()
     s = schedule(MODEL, SEQ, CHUNK, 1, "bf16")
     for place in KERNELS.values():

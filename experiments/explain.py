@@ -45,7 +45,7 @@ def report(a: Timeline, b: Timeline, paths: list[list[Step]], files: tuple[str, 
     step_a, step_b = _step_ns(a), _step_ns(b)
     print(f"A {files[0]}: {_ms(step_a)} ms a step\nB {files[1]}: {_ms(step_b)} ms a step\nA - B {_signed(step_a - step_b)} ms{_percent(step_a, step_b)}. All differences are A - B, in percent of B.")
     pairs = explain.pairs(a, b)
-    _titled("Kinds by what their spans take", ("kind", "stream", "spans A", "spans B", "A ms", "B ms", "A - B ms", "error"), [
+    _titled("Kinds by what their spans take", ("kind", "stream", "spans A", "spans B", "A ms", "B ms", "A - B ms", "A / B - 1"), [
         (k.kind, k.stream, k.a_count, k.b_count, _ms(k.a_ns), _ms(k.b_ns), _signed(k.longer_ns), _percent(k.a_ns, k.b_ns).strip(" ()") or "n/a")
         for k in explain.kinds(a, b)[:top]])
     _titled("Ops that take longer or shorter", ("op", "layer", "stream", "A ms", "B ms", "A - B ms"), [

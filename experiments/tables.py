@@ -44,7 +44,7 @@ def prediction(schedule: Schedule, m: Machine, result: dict) -> None:
     rows += [(name, f"{result[name]:.2%}", meaning) for name, meaning in SHARES.items()]
     rows += [
         ("hbm_peak_bytes", show_bytes(result["hbm_peak_bytes"]), f"of {show_bytes(m['hbm_bytes'])} a GPU"),
-        ("host_peak_bytes", show_bytes(result["host_peak_bytes"]), f"a rank; {on_node} ranks share {show_bytes(m['host_bytes'])}"),
+        ("host_peak_bytes", show_bytes(result["host_peak_bytes"]), f"a rank; {on_node} {'rank has' if on_node == 1 else 'ranks share'} {show_bytes(m['host_bytes'])}"),
         ("fits", "yes" if result["fits"] else "no", ""),
         ("binding", result["binding"], "what limits it"),
     ]

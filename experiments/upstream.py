@@ -68,13 +68,15 @@ def report(model: Model, strategy: Strategy, machine: Machine, seq: int, found: 
     """The same for people."""
     part = "attention half of a layer" if found["part"] == "attention" else "a layer"
     print(f"{model.name}, {part}, on {machine.name}: S={show_tokens(seq)} C={show_tokens(strategy.chunk)} P={strategy.sp}; {NAME} is DeepSpeed's released FPDT with offload")
-    ms = lambda *values: tuple(f"{v:.1f}" for v in values)
+    ms = lambda *values: tuple(f"{v:.1f}".replace("-0.0", "0.0") if abs(v) < 0.05 else f"{v:.1f}" for v in values)
     forward, backward = found["forward_ms"], found["backward_ms"]
     rows = [(NAME, *ms(forward, backward, forward + backward), "as it is")]
+    rows.append((f"{NAME}, memory cached", *ms(found["cached_forward_ms"], found["cached_backward_ms"], found["cached_forward_ms"] + found["cached_backward_ms"]),
+                 "in later steps, where the allocator has it already"))
     rows += [(f"- {t['term']}", *ms(t["forward_ms"], t["backward_ms"], t["forward_ms"] + t["backward_ms"]), t["what"]) for t in found["terms"]]
     rows += [("ours", *ms(found["ours_forward_ms"], found["ours_backward_ms"], found["ours_forward_ms"] + found["ours_backward_ms"]), "the strategy given")]
     table(("predicted, ms", "forward", "backward", "both", ""), rows)
-    print("A term is what switching it off alone saves; terms overlap, so they do not add up.")
+    print("A term is what switching it off alone saves; terms overlap, so they do not add up. What was never measured (below) costs nothing here: at least so much.")
     if found["measured"]:
         rows = []
         for row in found["measured"]:

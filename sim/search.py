@@ -51,8 +51,9 @@ def settle(model: Model, strategy: Strategy, seq: int, dtype: str, machine: Mach
     if not fit:
         near = min(found, key=lambda f: max(f.over.values()))
         space = max(near.over, key=near.over.get)
+        shorter = "" if strategy.save == "input" else ", or --set save=input"
         raise UserError(f"auto: none of {len(found)} choices fits {machine.name}; the nearest, {_named(near, names)}, takes {show_bytes(near.over[space])} "
-                        f"of {space} memory too much; take a shorter sequence")
+                        f"of {space} memory too much; take a shorter sequence{shorter}")
     best = choose(fit)
     line = f"auto: {_named(best, names)}, {best.step_s:.4g} s a step predicted; "
     if others := [f for f in fit if f[1:] != best[1:]]:

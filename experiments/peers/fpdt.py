@@ -12,7 +12,7 @@ from experiments.peers.group import some_group
 from sim.errors import UserError
 from sim.schedule import Schedule
 
-TRY = 'install it with pip install "fpdt-testbed[peers]"'
+TRY = 'install it with pip install -e ".[peers]"'
 
 
 class Fpdt:

@@ -44,7 +44,7 @@ def judge(rows: list[Row]) -> list[Bar]:
         _least(f"pairs of a group, > {DIFFERENT:.0%} apart, ordered right", ordered(ran), ORDERED),
         _most("regret of the predicted best, worst group", max(regrets(ran).values(), default=None), REGRET),
         _most("hidden share of copies, worst error", _worst(ran, hidden), HIDDEN),
-        _between("steps inside the 5-95% band", covered(ran), COVERED),
+        _between("steps inside the predicted 5-95% band", covered(ran), COVERED),
         _most("half width of the band, median", _of(np.median, [(row.high_s - row.low_s) / 2 / row.predicted_s for row in ran]), HALF_WIDTH),
     ]
 

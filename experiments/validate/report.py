@@ -34,7 +34,7 @@ def listing(cases: list[Case], console: Console, seconds: list[float] | None = N
 def report(rows: list[Row], verdict: list[Bar], record: dict, out: Path, console: Console) -> None:
     """Everything, and scatter.png."""
     rows = sorted(rows, key=lambda row: row.number)
-    _print(("", "group", *WHAT, "predicted s", "measured s", "5 to 95%", "error", "hidden", "measured", "ws+states", "reserved"), [(row.number, row.group, *_of(row), *_results(row)) for row in rows], console)
+    _print(("", "group", *WHAT, "predicted s", "measured s", "its spread", "error", "hidden", "measured", "ws+states", "reserved"), [(row.number, row.group, *_of(row), *_results(row)) for row in rows], console)
     _say("\nMemory of a rank, GiB, predicted | measured", console)
     _print(("", *(name.replace("_", " ") for name in MEMORY)), [(row.number, *(_pair(row, name) for name in MEMORY)) for row in rows], console)
     for row in rows:

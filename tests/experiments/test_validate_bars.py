@@ -46,7 +46,7 @@ def test_memory():
     ):
         found = judge([good, replace(good, **change)])
         assert bar(found, name) == (pytest.approx(value), False)
-        assert [b.name for b in found if b.holds is False and b.name != "steps inside the 5-95% band"] == [b.name for b in found if b.name.startswith(name)]
+        assert [b.name for b in found if b.holds is False and b.name != "steps inside the predicted 5-95% band"] == [b.name for b in found if b.name.startswith(name)]
     assert workspace_states(replace(good, workspace_measured=GIB * 102 // 100)) == pytest.approx(-0.0099, abs=1e-4)
     assert reserved(replace(good, reserved_measured=None)) is None
 

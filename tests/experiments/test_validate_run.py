@@ -97,7 +97,7 @@ def test_a_machine_that_does_as_its_curves_say_passes(fake, tmp_path, capsys, mo
         assert [k for k in row.kinds if abs(k[2] - k[3]) > 2e-3 * k[2] + 10] == []
     record = json.loads((tmp_path / "validate.json").read_text())
     missed = [bar["name"] for bar in record["bars"] if bar["holds"] is False]
-    assert missed == ["steps inside the 5-95% band"] and record["holds"] is False
+    assert missed == ["steps inside the predicted 5-95% band"] and record["holds"] is False
     assert list(record["sessions"]) == ["S1"] and record["sessions"]["S1"]["provenance"] == probe.provenance()
     assert (tmp_path / "scatter.png").read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out

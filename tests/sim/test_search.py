@@ -89,8 +89,8 @@ def test_all_together():
 def test_what_fits_nowhere_says_by_how_much():
     with pytest.raises(UserError) as caught:
         settled(world(hbm_bytes=peak("hbm", resident=0.0) - 7), resident="auto")
-    assert str(caught.value) == "auto: none of 5 choices fits tiny; the nearest, resident=0, takes 7 B of hbm memory too much; take a shorter sequence"
-    with pytest.raises(UserError, match="the nearest, resident=1, takes 7 B of host memory too much; take a shorter sequence$"):
+    assert str(caught.value) == "auto: none of 5 choices fits tiny; the nearest, resident=0, takes 7 B of hbm memory too much; take a shorter sequence, or --set save=input"
+    with pytest.raises(UserError, match="the nearest, resident=1, takes 7 B of host memory too much; take a shorter sequence, or --set save=input$"):
         settled(world(host_bytes=peak("host", resident=1.0) - 7), resident="auto")
 
 

@@ -272,7 +272,7 @@ def validate(
     sizes = {name: None if size is None else parse_bytes(size) for name, size in (("hbm_bytes", hbm), ("host_bytes", host))}
     from sim import machine as machines
 
-    if plan:
+    if plan is not None:
         computer = machines.machine(plan).override(**sizes)
         from experiments.validate.run import plan as listed
 

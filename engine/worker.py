@@ -183,7 +183,7 @@ def backend(job: Job, schedule: Schedule, rank: int, pin: Callable[[int, int], N
     if job.device == "cpu":
         from engine.backend.cpu import CpuBackend
 
-        return CpuBackend(placement(rank, P), job.link_GBps), usable(model, dtype, None)[0]
+        return CpuBackend(placement(rank, P), job.link_GBps), usable(model, dtype, None, only=only)[0]
     import torch
 
     from engine.backend.cuda import CudaBackend

@@ -14,6 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from engine import probe
+from engine.kernels.choose import named
 from engine.worker import check_gpus
 from experiments.auto import settled
 from experiments.bars import progress
@@ -21,7 +22,7 @@ from experiments.peers.case import PARTS, Case
 from experiments.peers.rows import ENGINE, measure
 from sim import text
 from sim.build.step import build
-from sim.errors import unknown
+from sim.errors import UserError, unknown
 from sim.files import claimed, write
 from sim.machine import Machine
 from sim.machine import machine as find_machine
@@ -62,6 +63,7 @@ def bench(
     console = console or Console()
     device = probe.device()
     dtype = dtype or ("bf16" if device == "cuda" else "fp32")
+    named(kernel, device)
     strategy = settled(one_layer(model, part), strategy, seq, dtype, machine)
     sent = cases(model, strategy, seq, dtype, part, rows, repeats, device, kernel)
     if device == "cuda":
@@ -139,10 +141,13 @@ def _shares(found: list[dict]) -> None:
 
 
 def earlier(path: Path, head: dict) -> dict[str, dict]:
-    """Rows that a run of the same day, machine, versions and inputs measured before it was interrupted."""
-    data = json.loads(path.read_text()) if path.exists() else {}
-    same = not data.get("finished", True) and {key: data.get(key) for key in head} == head
-    return {row["row"]: row for row in data["rows"] if "reason" not in row} if same else {}
+    """Rows that a run of the same day, machine, versions and inputs measured before it was interrupted. Raises UserError where the file is another's."""
+    try:
+        data = json.loads(path.read_text()) if path.exists() else {}
+        same = not data.get("finished", True) and {key: data.get(key) for key in head} == head
+        return {row["row"]: row for row in data["rows"] if "reason" not in row} if same else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is no record of fpdt bench ({error}); name another folder with --out") from None
 
 
 def _save(path: Path, head: dict, results: dict[str, dict], command: str, finished: bool) -> None:

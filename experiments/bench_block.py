@@ -21,10 +21,11 @@ from engine import probe
 from engine.worker import check_gpus
 from experiments.bars import progress
 from experiments.bench import cases
-from experiments.block_bars import judge
+from experiments.block_bars import judge, read
 from experiments.peers.case import Case
 from experiments.peers.rows import measure
-from sim.files import write
+from sim.errors import UserError
+from sim.files import folder, write
 from sim.model import model
 from sim.strategy import Strategy
 from sim.units import parse_tokens
@@ -85,6 +86,14 @@ def case(name: str, S: str, C: str, row: str, part: str, repeats: int, warm_ups:
 
 
 def main() -> None:
+    try:
+        run()
+    except UserError as error:
+        print(f"bench_block: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def run() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("plan", choices=(*PLANS, "judge"))
     parser.add_argument("--gpus", type=int, default=2)
@@ -99,15 +108,15 @@ def main() -> None:
     device = probe.device()
     if device == "cuda":
         check_gpus(args.gpus)
+    folder(args.out)
     path = args.out / f"{args.plan}-{args.gpus}gpu{f'-p{args.process}' * bool(args.process)}.json"
     head = {"provenance": probe.provenance(), "command": f"python -m experiments.bench_block {' '.join(sys.argv[1:])}"}
-    earlier = json.loads(path.read_text()) if path.exists() else {}
+    earlier = read(path) if path.exists() else {}
     results = earlier["rows"] if earlier.get("provenance") == head["provenance"] else {}
     wanted = {key: spec for key, spec in PLANS[args.plan](args.gpus) if "median_total_s" not in results.get(key, {}) and args.only in key}
 
     def keep(key: str, found: dict) -> None:
         results[key] = {k: v for k, v in wanted[key].items() if k != "row"} | found
-        args.out.mkdir(parents=True, exist_ok=True)
         write(path, json.dumps(head | {"gpus": args.gpus, "rows": results}, indent=1) + "\n")
 
     with progress() as bar:

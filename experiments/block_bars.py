@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from experiments.bench import causal_flops, issue_share, peak_TFLOPS
+from sim.errors import UserError
 from sim.model import Model, model
 from sim.units import parse_tokens
 
@@ -24,13 +25,24 @@ PEERS = {
 
 def judge(folder: Path) -> list[dict]:
     """{"bar", "value", "asked", "holds"} of every bar that a file of the folder has rows for."""
-    files = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    files = {path.stem: read(path) for path in sorted(folder.glob("*.json")) if path.stem.split("-")[0] in (*_PLANS, "peers")}
     found: list[dict] = []
     for stem, data in files.items():
-        plan = stem.split("-")[0]
-        if plan in _PLANS:
+        if (plan := stem.split("-")[0]) in _PLANS:
             found += [line | {"file": stem} for line in _PLANS[plan](data["rows"], data["gpus"])]
     return found + list(_peers([data["rows"] for stem, data in files.items() if stem.startswith("peers")]))
+
+
+def read(path: Path) -> dict:
+    """A file of experiments.bench_block. Raises UserError."""
+    try:
+        data = json.loads(path.read_text())
+        for row in data["rows"].values():
+            row["row"], row["name"]
+        data["gpus"]
+        return data
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is none of bench_block's files ({error}); remove it, or name another folder with --out") from None
 
 
 def _line(bar: str, value: float, asked: float, least: bool = True) -> dict:
@@ -56,8 +68,11 @@ def _offload(rows: dict[str, dict], P: int) -> Iterable[dict]:
 
 
 def _memory(rows: dict[str, dict], P: int) -> Iterable[dict]:
-    peaks = {(row["S"], row["C"]): row["peak_hbm_bytes"] for row in rows.values() if "reason" not in row}
+    peaks = {(row["S"], row["C"]): row["peak_hbm_bytes"] for row in rows.values() if row.get("peak_hbm_bytes")}
     whole = [peak for (_, C), peak in peaks.items() if C == "32K"]
+    if not {("128K", "16K"), ("128K", "32K")} <= peaks.keys():
+        yield _line("HBM peaks at S=128K, C=16K and 32K: measured", sum((("128K", C) in peaks) for C in ("16K", "32K")), 2)
+        return
     yield _line(f"HBM peaks at C=32K, S from {' '.join(S for S, C in peaks if C == '32K')}: largest / smallest - 1", max(whole) / min(whole) - 1, PEAK, least=False)
     fixed = weights_bytes(model("llama3-8b"))
     half = peaks["128K", "16K"] - fixed

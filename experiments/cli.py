@@ -167,10 +167,14 @@ def explain_upstream(
     shapes, strategy = chosen(model, gpus, chunk, None, settings, None)
     tokens = parse_tokens(seq)
     strategy.check(shapes, tokens)
-    found = explain(shapes, strategy, computer, tokens, one_of_dtypes(dtype), part)
+    said: list[str] = []
+    found = explain(shapes, strategy, computer, tokens, one_of_dtypes(dtype), part, said.append)
     if as_json:
-        print(json.dumps({"inputs": {"model": model, "machine": machine, "seq": tokens, "chunk": strategy.chunk, "gpus": strategy.sp, "dtype": dtype}} | found, indent=2))
+        inputs = {"model": model, "machine": machine, "seq": tokens, "chunk": strategy.chunk, "gpus": strategy.sp, "strategy": asdict(strategy), "dtype": dtype}
+        print(json.dumps({"inputs": inputs | ({"auto": said[0]} if said else {})} | found, indent=2))
     else:
+        for line in said:
+            print(line)
         report(shapes, strategy, computer, pad(tokens, strategy.sp), found)
 
 
@@ -272,7 +276,7 @@ def validate(
     sizes = {name: None if size is None else parse_bytes(size) for name, size in (("hbm_bytes", hbm), ("host_bytes", host))}
     from sim import machine as machines
 
-    if plan:
+    if plan is not None:
         computer = machines.machine(plan).override(**sizes)
         from experiments.validate.run import plan as listed
 

@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from experiments.auto import settled
 from experiments.tables import table
 from sim.build.step import build
 from sim.lint import lint
@@ -38,9 +40,11 @@ def spans_ms(t: Timeline) -> tuple[float, float]:
     return (t.start_ns[loss].min() - begin) / 1e6, (t.end_ns[bwd].max() - t.end_ns[loss].max()) / 1e6
 
 
-def explain(model: Model, strategy: Strategy, machine: Machine, seq: int, dtype: str, part: str) -> dict:
-    """One layer by the released code's schedule, by ours, and by the released one's without each term alone."""
+def explain(model: Model, strategy: Strategy, machine: Machine, seq: int, dtype: str, part: str, say: Callable[[str], object] = print) -> dict:
+    """One layer by the released code's schedule, by ours (`strategy`, whose autos are chosen for the machine, which `say` is told), and by the
+    released one's without each term alone."""
     one = replace(model, layers=1) if part == "block" else replace(model, layers=1, ffn=NO_FFN)
+    strategy = settled(one, strategy, seq, dtype, machine, say)
 
     def times(way: Strategy) -> tuple[tuple[float, float], Timeline]:
         schedule = build(one, way, seq, dtype)
@@ -48,7 +52,7 @@ def explain(model: Model, strategy: Strategy, machine: Machine, seq: int, dtype:
         timeline = simulate(schedule, way, machine)
         return spans_ms(timeline), timeline
 
-    released = strategy.replace(**FIELDS)
+    released = Strategy(sp=strategy.sp, chunk=strategy.chunk, ffn_sub=strategy.ffn_sub, loss_sub=strategy.loss_sub, zero=strategy.zero, **FIELDS)
     (forward, backward), timeline = times(released)
     (ours_forward, ours_backward), _ = times(strategy)
     cached = times(released.replace(alloc="cached"))[0]

@@ -110,5 +110,7 @@ def _fit(schedule: Schedule, region: Region, op: Op | None, name: str, value: tu
     size = Buffer("", "", "", "", dtype, shape).size_bytes
     if b.life != "argument" and not schedule.layout.like(b.role, key[1]):
         raise Wrong(region.name, op, f"{op.id if op else region.name} puts {ops.describe(value)} into {name}, a buffer of role {b.role}; give it role {key[1]}, by which the engine takes its shape")
+    if b.life == "argument" and b.shape != shape:
+        raise Wrong(region.name, op, f"{name} of {region.name} is {'x'.join(map(str, b.shape))}, but what is handed over there is {'x'.join(map(str, shape))}; write that")
     if b.dtype != dtype or b.size_bytes < size:
         raise Wrong(region.name, op, f"{op.id if op else region.name} puts {ops.describe(value)}, {dtype} of {size} bytes, into {name}, {b.dtype} of {b.size_bytes} bytes; enlarge it or name another buffer")

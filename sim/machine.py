@@ -47,6 +47,9 @@ OPTIONAL = {
 TEXTS = ("peak_name",)
 """Numbers that are words: what the peak is."""
 
+NAMED = {"kernel": "torch flash (FA2)", "dtype": "bf16"}
+"""What a calibration may name beside its numbers, and an example."""
+
 MOST = 1e15
 """Larger numbers, and smaller ones than one in as many, are no machine's."""
 NEVER = "never measured"
@@ -81,13 +84,16 @@ class Machine:
         for name in TEXTS:
             if not isinstance(self._entry(name, "x").get("value"), str):
                 raise UserError(f"{self.where}: {name} must be words; try \"{name}\": {{\"value\": \"published dense bf16\", \"source\": \"...\"}}")
-        for name in parted(self.kernel) if self.kernel else ():
-            if name not in KERNELS:
-                raise unknown(f"kernel in {self.where}:", name, KERNELS)
         for table in ("numbers", "fits", "slowdown"):
             for name, entry in _entries(self.where, table, getattr(self, table)):
                 if not isinstance(entry.get("source", ""), str):
                     raise UserError(f"{self.where}: {table}.{name} has a source that is no text; try \"source\": \"assumed: why\"")
+        for name, example in NAMED.items():
+            if not isinstance(value := self.numbers.get(name, {"value": ""}).get("value"), str):
+                raise UserError(f"{self.where}: {name}={value} is no name; try \"{name}\": {{\"value\": \"{example}\", \"source\": \"...\"}}")
+        for name in parted(self.kernel) if self.kernel else ():
+            if name not in KERNELS:
+                raise unknown(f"kernel in {self.where}:", name, KERNELS)
         for name, (rule, _) in NUMBERS.items():
             _check(self.where, name, self._entry(name, _EXAMPLE[rule]).get("value"), rule)
         for name, (rule, _) in OPTIONAL.items():
@@ -210,6 +216,9 @@ def machine(name_or_path: str | Path) -> Machine:
     """A preset by name, or a machine from a JSON file. Raises UserError with the closest names."""
     if str(name_or_path) in presets():
         return load(presets()[str(name_or_path)])
-    if str(name_or_path).endswith(".json") or Path(name_or_path).is_file():
-        return load(name_or_path)
+    try:
+        if str(name_or_path).endswith(".json") or Path(name_or_path).is_file():
+            return load(name_or_path)
+    except OSError:  # a name that no file can have
+        pass
     raise unknown("machine", str(name_or_path), presets())

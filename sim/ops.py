@@ -122,6 +122,12 @@ def check(op: Op, model: Model, where: str = "") -> None:
     for what, given, (least, most) in (("reads", op.reads, known.read), ("writes", op.writes, known.written)):
         if not least <= len(given) <= most:
             raise UserError(f"{where}{op.id} {what} {len(given)} buffers; a {op.kind} {what}: {' '.join(getattr(known, what)) or 'nothing'}")
+    if kind.sums:  # which may be absent, so that the count alone does not tell whether what comes before them is there
+        least, most = sum(not n.endswith("?") for n in kind.reads), len(kind.reads)
+        sums = names(kind.sums, model.kind)
+        given = len(op.reads) - len(names(kind.weights, model.kind)) - sum(w in op.reads for w in op.writes[len(op.writes) - len(sums):])
+        if not least <= given <= most:
+            raise UserError(f"{where}{op.id} reads {given} buffers before its weights; a {op.kind} reads: {' '.join(known.reads)}, the last {len(sums)} those that it writes")
     for name in kind.args:
         if op.args.get(name, -1) < (name != "at"):
             raise UserError(f"{where}{op.id} needs {name}= with a positive number; a {op.kind} takes {' '.join(f'{a}=' for a in kind.args)}")

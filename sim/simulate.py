@@ -87,7 +87,10 @@ class _World:
         """Runs the step to its end."""
         for s in self.state:
             self.env.process(self._host() if s == HOST else self._stream(s))
-        self.env.run()
+        try:
+            self.env.run()
+        except OverflowError:  # of a record: 64 bits of ns are 292 years
+            raise UserError("the step takes longer than 292 years; take a machine with faster rates, or a shorter sequence") from None
         stuck = [s for s, state in self.state.items() if state.v < len(self.parts)]
         if stuck:
             raise UserError(f"the schedule never ends: {', '.join((STREAMS + ('gather', 'reduce'))[s] for s in stuck)} wait for ops that never start; lint it")

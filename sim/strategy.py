@@ -169,7 +169,10 @@ def _read(field: dataclasses.Field, text: str):
             raise UserError(f"{field.name}={text} is neither true nor false; try {field.name}=true")
         return text.lower() in ("true", "1", "yes", "on")
     if kind is int:
-        return parse_tokens(text)
+        try:
+            return parse_tokens(text)
+        except UserError:
+            raise UserError(f"{field.name}={text[:40]} is no whole number up to 2^40; try {field.name}={shown(field.default)}") from None
     if kind is float and not (text == "auto" and field.name in AUTO):
         try:
             return float(text)

@@ -98,9 +98,26 @@ def load(path: str | Path) -> Timeline:
         columns = [np.array(data[c], kind) for c, kind in _COLUMNS.items()]
         memory = {space: {row: np.array(v, np.int64) for row, v in rows.items()} for space, rows in data["memory"].items()}
         made = Timeline(data["names"], *columns, memory, data["meta"])
-        numbers = [((0 <= column) & (column < many)).all() for column, many in ((made.op, len(made.names)), (made.stream, len(ROWS)))]
-        if len({len(c) for c in columns}) > 1 or not all(numbers) or not isinstance(made.meta, dict):
+        if tuple(data["streams"]) != ROWS:
+            raise ValueError("its streams are those of another version")
+        if not _texts(made.names) or not _meta(made.meta):
+            raise ValueError("its names or what is said beside them are of other types")
+        if any(c.ndim != 1 or len(c) != len(made.op) for c in columns) or not all(
+                ((0 <= column) & (column < many)).all() for column, many in ((made.op, len(made.names)), (made.stream, len(ROWS)))):
             raise ValueError("its columns do not fit each other")
+        if (made.end_ns < made.start_ns).any():
+            raise ValueError("a span ends before it starts")
         return made
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UserError(f"{path} is no timeline ({error}); write one with fpdt simulate --save-timeline") from None
+
+
+def _texts(names) -> bool:
+    return isinstance(names, list) and all(isinstance(name, str) for name in names)
+
+
+def _meta(meta) -> bool:
+    """Whether what is read of it here has the types that `meta` writes."""
+    numbers, waits = (meta.get(name, {}) for name in ("numbers", "waits"))
+    return (isinstance(numbers, dict) and all(isinstance(numbers.get(name, 0), (int, float)) for name in ("gap_ns", "wake_ns"))
+            and isinstance(waits, dict) and all(map(_texts, waits.values())))

@@ -50,13 +50,19 @@ def refusal(kernel: ModuleType, model: Model, dtype: str, capability: tuple[int,
     return None
 
 
+def named(only: str, device: str) -> tuple[str, ...]:
+    """The adapters of a device, or the one that `only` names. Raises UserError if it has no such one."""
+    names = CPU if device == "cpu" else CUDA
+    if only and only not in names:
+        raise unknown(f"attention kernel on {device}", only, names)
+    return (only,) if only else names
+
+
 def usable(model: Model, dtype: str, capability: tuple[int, int] | None, elements: int = 0, only: str = "") -> list[ModuleType]:
     """The adapters (or the one that `only` names) that take a model on a GPU of this compute capability (None: on a CPU), `elements` in its
     largest tensor. Raises UserError that says why each was refused."""
-    names = CPU if capability is None else CUDA
-    if only and only not in names:
-        raise unknown("attention kernel", only, names)
-    reasons = {kernel: refusal(kernel, model, dtype, capability, elements) for kernel in adapters((only,) if only else names)}
+    names = named(only, "cpu" if capability is None else "cuda")
+    reasons = {kernel: refusal(kernel, model, dtype, capability, elements) for kernel in adapters(names)}
     if found := [kernel for kernel, reason in reasons.items() if reason is None]:
         return found
     where = "a CPU" if capability is None else "a GPU of compute capability {}.{}".format(*capability)

@@ -5,7 +5,7 @@ import csv
 import io
 import json
 import typing
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from experiments.validate.case import Case
@@ -76,9 +76,13 @@ class Row:
         return self.predicted_s / self.measured_s - 1 if self.measured_s else None
 
 
-def of(case: Case) -> dict:
+NEEDED = ("predicted_s", "alone_s", "factor_s", "low_s", "high_s", "measured_s", "p05_s", "p95_s", "traced_s")
+"""What every row has that ran."""
+
+
+def of(case: Case | Row) -> dict:
     """The fields of a row that its case says."""
-    return {name: value for name, value in asdict(case).items() if name not in ("vocab", "dtype", "device")}
+    return {f.name: getattr(case, f.name) for f in fields(Case) if f.name not in ("vocab", "dtype", "device")}
 
 
 def save(path: Path, rows: list) -> None:
@@ -100,8 +104,18 @@ def load(path: Path, kind: type) -> list:
     try:
         with open(path, newline="") as sheet:
             return [kind(**{name: _value(text, types[name]) for name, text in line.items()}) for line in csv.DictReader(sheet)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error) as error:
         raise UserError(f"{path} is no table that fpdt validate wrote ({error}); name another folder with --out") from None
+
+
+def check(path: Path, done: list[Row], cases: list[Case]) -> None:
+    """Raises UserError unless each row is of its grid, measured or failed."""
+    given = {case.number: of(case) for case in cases}
+    for row in done:
+        if given.get(row.number) != {name: getattr(row, name) for name in of(row)}:
+            raise UserError(f"{path}: row {row.number} is not the grid's; put both files back as they were, or name another folder with --out")
+        if not row.reason and (None in (getattr(row, name) for name in NEEDED) or any(not isinstance(kind, list) or len(kind) != 4 for kind in row.kinds)):
+            raise UserError(f"{path}: row {row.number} has neither a whole measurement nor a reason; remove it, and it is measured anew")
 
 
 def _cell(value) -> str:
@@ -109,6 +123,8 @@ def _cell(value) -> str:
 
 
 def _value(text: str, kind: type):
+    if text is None:
+        raise ValueError("a line ends early")
     if kind is str:
         return text
     if text == "":

@@ -59,6 +59,7 @@ def validate(
     with claimed(out):
         record = Record(out, inputs, command)
         cases, done = rows.load(out / "grid.csv", Case), rows.load(out / "rows.csv", Row)
+        rows.check(out / "rows.csv", done, cases)
         if not cases or len(done) < len(cases):
             with progress(console) as bar, Pool(device) as pool:
                 found = profiles(record, ranks, device, given, pool, bar)
@@ -107,8 +108,8 @@ class Record:
         try:
             earlier = json.loads(self.path.read_text()) if self.path.exists() else {"inputs": inputs, "sessions": {}}
             differ = [f"{name}={earlier['inputs'].get(name)}" for name in inputs if earlier["inputs"].get(name) != json.loads(json.dumps(inputs[name]))]
-            self.data = {"inputs": inputs, "command": command, "sessions": earlier["sessions"]}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self.data = {"inputs": inputs, "command": command, "sessions": {name: dict(session) for name, session in earlier["sessions"].items()}}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{self.path} is no record of fpdt validate ({error}); name another folder with --out") from None
         if self.path.exists() and differ:
             raise UserError(f"{out} holds a run with {', '.join(said for said in differ if 'space' not in said) or 'another grid'}; give the same options, or another folder with --out")
@@ -198,7 +199,7 @@ def _measure(cases: list[Case], done: list[Row], found: dict[tuple[str, int], Pr
             measured(row, case, schedules[case], found[case.model, case.P].machine, lambda jobs: pool.do(case.P, jobs, pin=pin))
             failed = 0
         except (UserError, RankLost, RuntimeError) as error:
-            row.reason, failed = str(error).splitlines()[0], failed + 1
+            row.reason, failed = next(filter(str.strip, str(error).splitlines()), type(error).__name__), failed + 1
         done.append(row)
         rows.save(record.out / "rows.csv", done)
         console.print(f"{case.number:3} {case.label}: {row.reason or f'{row.predicted_s:.3f} s predicted, {row.measured_s:.3f} s measured, {row.error:+.1%}'}", highlight=False, markup=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from sim.ops import PARTS
 from sim.schedule import Buffer, Op, Region, Schedule, chunk_of
@@ -58,6 +59,9 @@ def rewrite(s: Schedule, strategy: Strategy) -> None:
     if strategy.copy_streams == 1:
         for region in regions:
             _chain_copies(region)
+    if strategy.merge == "separate" or strategy.reload_first:
+        for region in regions:
+            _fit_slots(region, s)
     for op in _all(regions, lambda op: op.kind == "sync" and not at(op)):  # the block at a region's end
         op.waits = tuple({other.stream: other.id for other in s.regions[op.id.split(".")[0]].ops if other.stream != "host"}.values())
 
@@ -151,6 +155,20 @@ def _read_directly(region: Region, near: dict[str, str]) -> None:
     region.ops[:] = kept
     used = {name for op in kept for name in op.reads + op.writes}
     region.buffers = {name: b for name, b in region.buffers.items() if name in used}
+
+
+def _fit_slots(region: Region, s: Schedule) -> None:
+    """A slot is as long as the longest chunk that still comes into it: without chunk 0, which none merges, that may be the last one alone."""
+    most: dict[str, int] = {}
+    for op in region.ops:
+        for name in op.reads + op.writes:
+            b = region.buffers.get(name)
+            if b is not None and b.life == "slot":
+                n = op.args.get("n") or op.args["kv" if b.role in ("kv", "dkv") else "q"]
+                most[name] = max(most.get(name, 0), n)
+    for name, n in most.items():
+        b = region.buffers[name]
+        region.buffers[name] = replace(b, shape=s.layout.shape(b.role, n))
 
 
 def _block(region: Region, name: str, before: list[Op]) -> Op:

@@ -4,6 +4,8 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
+
 from experiments import bench_block
 from experiments.block_bars import PEERS, judge, weights_bytes
 from sim.model import model
@@ -48,6 +50,27 @@ def test_memory(tmp_path):
     equal, half = found.values()
     assert equal["bar"] == "HBM peaks at C=32K, S from 128K 1M: largest / smallest - 1" and (equal["value"], equal["holds"]) == (0.02, False)
     assert (half["value"], half["holds"]) == (0.56, False)
+
+
+def test_memory_of_a_run_that_was_interrupted_is_missed(tmp_path):
+    line, = judged(tmp_path, memory_2gpu=rows(("llama3-8b S=128K C=16K hidden=host engine", 1.0, {"peak_hbm_bytes": 560}))).values()
+    assert (line["value"], line["holds"]) == (1, False)
+
+
+@pytest.mark.parametrize("command, error", [
+    ("judge", "none of bench_block's files"), ("memory --gpus 1", "none of bench_block's files"), ("memory --gpus 3", "32 query heads are not divisible by P=3"),
+    ("memory --gpus 1 --out odd.json/x", "is no folder to write in"),
+])
+def test_what_is_wrong_is_said_in_a_line_before_anything_runs(tmp_path, monkeypatch, capsys, command, error):
+    monkeypatch.chdir(tmp_path)
+    for name in ("memory-1gpu.json", "odd.json"):
+        (tmp_path / name).write_text('{"rows": {"a"')
+    monkeypatch.setattr(sys, "argv", ["bench_block", *("--out . " + command).split()])
+    monkeypatch.setattr(bench_block, "measure", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(SystemExit) as stop:
+        bench_block.main()
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1 and error in said
 
 
 def test_peers_take_the_median_of_processes(tmp_path):

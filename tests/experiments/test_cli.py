@@ -100,6 +100,18 @@ def test_what_each_term_of_the_released_code_costs(fpdt):
     assert json.loads(fpdt(command.replace("256K", "128K").replace("64K", "32K") + " --part block --json"))["measured"] == []
 
 
+def test_the_released_code_stays_as_it_is_whatever_ours_does(fpdt):
+    command = "explain-upstream llama3-8b --gpus 2 --seq 256K --chunk 64K --machine h200-141g-sxm --json"
+    plain = json.loads(fpdt(command))
+    ours = {"ours_forward_ms", "ours_backward_ms"}
+    for settings in ("--set offload=false", "--set resident=0.5 --set input=hbm", "--set hidden=host --set save=all", "--set order=auto"):
+        found = json.loads(fpdt(f"{command} {settings}"))
+        assert {k: v for k, v in found.items() if k not in ours | {"inputs"}} == {k: v for k, v in plain.items() if k not in ours | {"inputs"}}
+        assert ("auto" in settings) == found["inputs"].get("auto", "").startswith("auto: order=")
+        assert "auto" in settings or any(found[key] != plain[key] for key in ours)
+    assert fpdt(f"{command.removesuffix(' --json')} --set order=auto").startswith("auto: order=")
+
+
 AUTO = "auto: resident=1, "
 
 

@@ -65,6 +65,36 @@ def test_errors(fpdt, tmp_path, command, line):
     assert fpdt("explain", *command.split()) == (2, "", f"fpdt: {line}\n")
 
 
+@pytest.mark.parametrize("where, value, why", [
+    (("start_ns", 0), 2**70, ""),
+    (("stream", 0), 300, ""),
+    (("end_ns", 0), -1, "a span ends before it starts"),
+    (("memory",), [], "'list' object has no attribute 'items'"),
+    (("op",), [[0]], "its columns do not fit each other"),
+    (("names", 0), 3, "its names or what is said beside them are of other types"),
+    (("meta", "waits"), {"fwd.qkv[0]": 3}, "its names or what is said beside them are of other types"),
+    (("meta", "numbers"), {"gap_ns": "x"}, "its names or what is said beside them are of other types"),
+    (("streams", 0), "comm", "its streams are those of another version"),
+])
+def test_a_file_of_another_make_is_no_timeline(fpdt, where, value, why):
+    data = json.loads(open("a.json").read())
+    inner = data
+    for name in where[:-1]:
+        inner = inner[name]
+    inner[where[-1]] = value
+    open("odd.json", "w").write(json.dumps(data))
+    for more in ((), ("--json",)):
+        code, out, err = fpdt("explain", "odd.json", "b.json", *more)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"fpdt: odd.json is no timeline ({why}") and err.endswith("; write one with fpdt simulate --save-timeline\n")
+
+
+def test_a_file_of_brackets_is_no_timeline(fpdt):
+    open("deep.json", "w").write("[" * 100_000)
+    code, _, err = fpdt("explain", "deep.json", "b.json")
+    assert code == 2 and err.count("\n") == 1 and "deep.json is no timeline" in err
+
+
 def test_a_schedule_instead_of_carried_waits(fpdt):
     show = "demo --seq 1K --chunk 256 --layers 2".split()
     fpdt("show", *show, "--out", "schedule.txt")

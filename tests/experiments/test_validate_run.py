@@ -156,6 +156,47 @@ def test_three_in_a_row_end_the_run(fake, tmp_path):
     assert [bool(row.reason) for row in table(tmp_path)] == [False, True, True, True]
 
 
+@pytest.mark.parametrize("change, why", [
+    (lambda lines: [lines[0], lines[1].replace("0,0,", "0,1,", 1), *lines[2:]], "row 0 is not the grid's"),
+    (lambda lines: [lines[0].replace("measured_s,", "gone_s,", 1), *lines[1:]], "is no table that fpdt validate wrote"),
+    (lambda lines: [lines[0], lines[1][:40]], "a line ends early"),
+    (lambda lines: [lines[0], "9" * 200_000], "is no table that fpdt validate wrote"),
+], ids=("another grid's", "another version's", "cut short", "too long a field"))
+def test_rows_that_were_changed_are_refused(fake, tmp_path, change, why):
+    go(tmp_path)
+    lines = (tmp_path / "rows.csv").read_text().splitlines()
+    (tmp_path / "rows.csv").write_text("\n".join(change(lines)) + "\n")
+    with pytest.raises(UserError, match=why) as error:
+        go(tmp_path)
+    assert "\n" not in str(error.value) and len(fake.done) == 6
+
+
+def test_a_row_without_a_measurement_or_a_reason_is_refused(fake, tmp_path):
+    go(tmp_path)
+    done = table(tmp_path)
+    done[2].measured_s = None
+    rows.save(tmp_path / "rows.csv", done)
+    with pytest.raises(UserError, match="row 2 has neither a whole measurement nor a reason; remove it, and it is measured anew"):
+        go(tmp_path)
+    rows.save(tmp_path / "rows.csv", done[:2] + done[3:])
+    go(tmp_path)
+    assert len(fake.done) == 7 and len(table(tmp_path)) == 6
+
+
+def test_an_error_without_words_is_a_reason_too(fake, tmp_path):
+    fake.failing = lambda number: RuntimeError("\nno room") if number == 1 else RuntimeError() if number == 3 else None
+    go(tmp_path)
+    assert [row.reason for row in table(tmp_path)] == ["", "no room", "", "RuntimeError", "", ""]
+
+
+@pytest.mark.parametrize("record", ("[" * 100_000, '{"inputs": {}, "sessions": 3}', '{"inputs": {}, "sessions": {"S1": 3}}', None), ids=("brackets", "no sessions", "no session", "a folder"))
+def test_a_record_of_another_make_is_refused(fake, tmp_path, record):
+    path = tmp_path / "validate.json"
+    path.mkdir() if record is None else path.write_text(record)
+    with pytest.raises(UserError, match="is no record of fpdt validate"):
+        go(tmp_path)
+
+
 def test_a_folder_of_another_run_is_refused(fake, tmp_path):
     go(tmp_path)
     with pytest.raises(UserError, match="holds a run with seed=0, count=6; give the same options, or another folder with --out"):
@@ -167,6 +208,7 @@ def test_a_folder_of_another_run_is_refused(fake, tmp_path):
 
 @pytest.mark.parametrize("arguments, line", [
     ("--budget 0", "--budget 0.0 must be a positive number; try --budget 25"),
+    ("--plan=", "unknown machine ''; closest: a100-40g-sxm, a100-80g-sxm, h100-80g-sxm, h200-141g-sxm"),
     ("--plan a100", "unknown machine 'a100'; closest: a100-80g-sxm, a100-40g-sxm"),
     ("--hbm 80", "hbm_bytes=80 as given is less than a MiB; sizes need a unit, try 80GiB"),
     ("--plan a100-80g-sxm --hbm 1GiB", "gpt-2.7b with 1 layers on 1 ranks fits at no S from 16384 on; give the memory that there is by --hbm and --host"),

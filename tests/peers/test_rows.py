@@ -181,6 +181,24 @@ def test_an_interrupted_run_goes_on(tmp_path):
         assert set(bench.earlier(path, head)) == kept
 
 
+@pytest.mark.parametrize("record", ('{"finished": fal', "[1]", "[" * 100_000, None), ids=("cut short", "a list", "brackets", "a folder"))
+def test_a_record_of_another_make_is_refused(tmp_path, record):
+    path = tmp_path / "bench.json"
+    path.mkdir() if record is None else path.write_text(record)
+    with pytest.raises(UserError, match="bench.json is no record of fpdt bench .*; name another folder with --out"):
+        bench.earlier(path, {})
+
+
+def test_a_kernel_that_is_not_here_is_not_replaced_by_another(tmp_path, capsys, monkeypatch):
+    """On a CPU any name was taken, written down with the result, and not used."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("nope", "cudnn"):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["bench", "demo", "--seq", "256", "--chunk", "128", "--rows", "engine", "--kernel", name])
+        assert stop.value.code == 2 and capsys.readouterr().err == f"fpdt: unknown attention kernel on cpu '{name}'; closest: cpu_flash\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_whole_sequence_is_not_given_to_a_kernel_that_is_wrong_on_it():
     s = build(MODELS["gpt"], Strategy(sp=2, chunk=1 << 24), 1 << 26, "bf16")
     one_call(s, cpu_flash.NAME)

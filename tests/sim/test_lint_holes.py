@@ -45,3 +45,20 @@ def test_a_buffer_of_another_role_is_refused(written):
 def test_an_arena_line_is_needed_for_each_space(written):
     refused(re.sub(r"arena    host.*\n", "", written), "the arena of host")
     refused(re.sub(r"(arena    hbm stride=)\d+", r"\g<1>-256", written), "the arena of hbm")
+
+
+@pytest.mark.parametrize("op, old, new", (
+    ("bwd.kv_bwd[0]", " x.0 ", " x.0 x.0 "), ("bwd.q_bwd[0]", " dq ", " dq dq "), ("bwd.proj_bwd[0]", " o.0 ", " o.0 o.0 "), ("loss.ce[0]", " label[0] ", " label[0] label[0] "),
+    ("bwd.kv_bwd[1]", " x.1 ", " "), ("bwd.q_bwd[1]", " x.1 ", " "), ("bwd.proj_bwd[1]", " o.1 ", " "), ("bwd.ffn_bwd[1]", " dy[1] ", " "), ("loss.ce[1]", " label[1] ", " "),
+))
+def test_an_operand_too_many_or_too_few_is_refused(written, op, old, new):
+    """Sums may be absent, so that their number made up for it: the proof held, or broke off, and the engine did not run."""
+    line = next(s for s in written.splitlines() if s.split()[1:2] == [op])
+    assert old in line
+    refused(written.replace(line, line.replace(old, new, 1)), "buffers before its weights")
+
+
+def test_what_is_handed_over_has_its_shape(written):
+    """A larger one was taken for room to spare, and counted as memory."""
+    line = next(s for s in written.splitlines() if re.match(r"buffer\s+bwd\s+dWq\s", s))
+    refused(written.replace(line, line.replace("64x64", "640x64")), "dWq of bwd is 640x64, but what is handed over there is 64x64")

@@ -63,6 +63,8 @@ def test_a_user_may_override_capacities():
 def test_an_unknown_name_offers_the_closest():
     with pytest.raises(UserError, match="unknown machine 'a100-80gb'; closest: a100-80g-sxm"):
         machine("a100-80gb")
+    with pytest.raises(UserError, match="unknown machine 'xxx"):
+        machine("x" * 1000)
 
 
 DELETE = object()
@@ -82,6 +84,9 @@ BROKEN = [
     (("slowdown", "compute|pcie"), {}, "unknown stream in m.json: slowdown 'compute|pcie': 'pcie'; closest: comm, compute, d2h, h2d"),
     (("slowdown", "compute|h2d"), {"h2d": 1}, 'm.json: slowdown.compute|h2d.compute is missing; try "compute": 1'),
     (("numbers", "kernel"), {"value": "cuDNN forward, cudn backward", "source": "measured: today"}, "unknown kernel in m.json: 'cudn'; closest: cuDNN"),
+    (("numbers", "kernel"), "cuDNN", 'm.json: numbers.kernel must be an object; try {"value": 1, "source": "assumed: why"}'),
+    (("numbers", "kernel"), {"value": 3, "source": "x"}, 'm.json: kernel=3 is no name; try "kernel": {"value": "torch flash (FA2)", "source": "..."}'),
+    (("numbers", "dtype"), {"value": 3, "source": "x"}, 'm.json: dtype=3 is no name; try "dtype": {"value": "bf16", "source": "..."}'),
     (("fits", "qkv", "bend"), [[1000, 1.0, 2.0]], 'm.json: fits.qkv.bend must be pairs of ns and a factor; try "bend": [[1000, 1.0]]'),
     (("fits", "qkv", "bend"), [[1000, 0]], 'm.json: fits.qkv.bend=0 must be positive; try "bend": 1'),
     (("fits", "qkv", "bend"), [[1000, 1], [1000, 2]], "m.json: fits.qkv.bend must ascend in ns; sort it"),

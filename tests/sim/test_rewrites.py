@@ -55,6 +55,16 @@ def test_without_lookahead_a_chunk_is_projected_when_its_row_begins():
     assert ids(PLAIN, "fwd").index("qkv[1]") < ids(PLAIN, "fwd").index("attn[0,0]")
 
 
+def test_a_slot_is_no_longer_than_what_comes_into_it():
+    """Chunk 0 is never merged, nor fetched back twice: with two chunks, the short last one is all that is left."""
+    schedule = build(MHA, Strategy(chunk=32, merge="separate", reload_first=True, order="kv-outer", prefetch=2), 40)
+    bwd = schedule.regions["bwd"]
+    assert [schedule.regions["fwd"].buffers[name].shape for name in ("part", "part_lse")] == [schedule.layout.shape(role, 8) for role in ("acc", "lse")]
+    for name in {op.writes[0] for op in bwd.ops if op.kind == "reload"}:
+        n = max(op.args["n"] for op in bwd.ops if op.kind == "reload" and op.writes[0] == name)
+        assert bwd.buffers[name].shape == schedule.layout.shape(bwd.buffers[name].role, n)
+
+
 def test_a_merge_of_its_own_follows_each_attention_but_a_rows_first():
     ops = {op.id: op for op in made(merge="separate").regions["fwd"].ops}
     assert [i for i in ops if ".merge" in i] == ["fwd.merge[1,1]", "fwd.merge[2,1]", "fwd.merge[2,2]"]

@@ -163,6 +163,15 @@ def test_a_schedule_that_never_ends_is_an_error():
         events({"fwd": "compute qkv[0] wait reload.x[0]\nh2d reload.x[0] wait qkv[0]"})
 
 
+def test_a_step_of_centuries_is_refused():
+    """Times are 64 bits of nanoseconds; a machine of tiny rates would overflow them."""
+    slow = machine("h200-141g-sxm")
+    slow = dataclasses.replace(slow, numbers=slow.numbers | {"gemm_TFLOPS": {"value": 1e-15, "source": "assumed: a test"}})
+    strategy = Strategy(chunk=1024)
+    with pytest.raises(UserError, match="longer than 292 years"):
+        simulate(build(model("demo"), strategy, 2048), strategy, slow)
+
+
 def test_every_op_of_the_schedule_has_one_span():
     strategy = Strategy(sp=2, chunk=1024)
     schedule = build(model("demo"), strategy, 5000)

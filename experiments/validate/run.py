@@ -191,7 +191,8 @@ def _measure(cases: list[Case], done: list[Row], found: dict[tuple[str, int], Pr
     for case in left:
         predicted.append(predict.row(case, schedules[case], found[case.model, case.P], record.session, spread))
         bar.advance(task)
-    rows.save(record.out / "predicted.csv", predicted)
+    path, numbers = record.out / "predicted.csv", {row.number for row in done}
+    rows.save(path, [row for row in rows.load(path, Row) if row.number in numbers] + predicted)
     task, failed, pin = bar.add_task("measure", total=len(left), state=""), 0, pinning(bar)
     for case, row in zip(left, predicted):
         bar.update(task, state=case.label)

@@ -136,6 +136,8 @@ def test_it_goes_on_where_it_was_stopped(fake, tmp_path, monkeypatch):
     done = table(tmp_path)
     assert done[:2] == first and [row.profile for row in done] == ["S1"] * 4 + ["S2"] * 2 and fake.calibrated == 2
     assert [row.number for row in done] == list(range(6)) and len(fake.done) == 8
+    before = rows.load(tmp_path / "predicted.csv", Row)
+    assert [(row.number, row.profile, row.predicted_s) for row in before] == [(row.number, row.profile, row.predicted_s) for row in done]
     go(tmp_path)
     assert len(fake.done) == 8 and fake.calibrated == 2, "nothing is left to run"
 

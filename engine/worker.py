@@ -154,12 +154,12 @@ def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lamb
     finally:
         run = session.close()
     del session
-    _emptied(job.device)
+    emptied(job.device)
     return run
 
 
-def _emptied(device: str) -> None:
-    """What a job has left behind is gone before the next one takes its memory: cycles, cuBLAS's workspaces of its streams, and what the
+def emptied(device: str) -> None:
+    """What a job, or a row of a bench, has left behind is gone before the next one takes its memory: cycles, cuBLAS's workspaces of its streams, and what the
     allocator keeps for reuse."""
     gc.collect()
     if device == "cuda":

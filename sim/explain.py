@@ -17,7 +17,7 @@ import numpy as np
 
 from sim.errors import UserError
 from sim.metrics import ISSUE
-from sim.schedule import PREV, Schedule
+from sim.schedule import PREV, Schedule, kind_of
 from sim.timeline import ROWS, Timeline, waits
 
 LATENCY = "latency"
@@ -77,11 +77,6 @@ class Step(NamedTuple):
     """latency or issue."""
 
 
-def kind(id: str) -> str:
-    """fwd.offload.kv[3] -> offload, as Op.kind; ext.gather -> gather."""
-    return id.split("[", 1)[0].split(".", 2)[1 if "." in id else 0]
-
-
 def pairs(a: Timeline, b: Timeline) -> list[OpPair]:
     """What both have, in A's issue order."""
     spans_b = dict(_keyed(b))
@@ -90,7 +85,7 @@ def pairs(a: Timeline, b: Timeline) -> list[OpPair]:
     for key, (id, layer, stream, start, end) in _keyed(a):
         if key in spans_b:
             _, _, _, start_b, end_b = spans_b[key]
-            late, row = start - start_b, (stream, kind(id) if stream == "external" else "")
+            late, row = start - start_b, (stream, kind_of(id) if stream == "external" else "")
             found.append(OpPair(id, key[1], stream, end - start, end_b - start_b, late, late - before.get(row, 0)))
             before[row] = end - end_b
     return found
@@ -111,10 +106,10 @@ def kinds(a: Timeline, b: Timeline) -> list[KindPair]:
 
 def sums(t: Timeline) -> dict[tuple[str, str], list[int]]:
     """(kind, stream) -> [spans, ns of them all]."""
-    kind_of = [kind(name) for name in t.names]
+    kinds_of = [kind_of(name) for name in t.names]
     total: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for op, stream, ns in zip(t.op.tolist(), t.stream.tolist(), (t.end_ns - t.start_ns).tolist()):
-        one = total[kind_of[op], ROWS[stream]]
+        one = total[kinds_of[op], ROWS[stream]]
         one[0], one[1] = one[0] + 1, one[1] + ns
     return total
 
@@ -152,7 +147,7 @@ def by_kind(path: list[Step]) -> dict[tuple[str, str], int]:
     """(kind, stream) -> ns of the path, the most first."""
     total: dict[tuple[str, str], int] = defaultdict(int)
     for step in path:
-        total[kind(step.id), step.stream] += step.ns
+        total[kind_of(step.id), step.stream] += step.ns
     return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 

@@ -107,10 +107,16 @@ def _operands(op_kind: str, model_kind: str) -> Operands:
 
 def split(op: Op, model: Model, operands: list) -> tuple[list, list, list]:
     """(activations, weights, sums so far) of what stands for an op's reads."""
+    weights, sums = _borders(op, model)
+    return operands[:weights], operands[weights:sums], operands[sums:]
+
+
+def _borders(op: Op, model: Model) -> tuple[int, int]:
+    """How many reads of an op come before its weights, and before its sums so far."""
     kind = KINDS[op.kind]
     weights, sums = len(names(kind.weights, model.kind)), len(names(kind.sums, model.kind))
-    end = len(operands) - sum(w in op.reads for w in op.writes[len(op.writes) - sums:])
-    return operands[:end - weights], operands[end - weights:end], operands[end:]
+    end = len(op.reads) - sum(w in op.reads for w in op.writes[len(op.writes) - sums:])
+    return end - weights, end
 
 
 def check(op: Op, model: Model, where: str = "") -> None:
@@ -124,10 +130,9 @@ def check(op: Op, model: Model, where: str = "") -> None:
             raise UserError(f"{where}{op.id} {what} {len(given)} buffers; a {op.kind} {what}: {' '.join(getattr(known, what)) or 'nothing'}")
     if kind.sums:  # which may be absent, so that the count alone does not tell whether what comes before them is there
         least, most = sum(not n.endswith("?") for n in kind.reads), len(kind.reads)
-        sums = names(kind.sums, model.kind)
-        given = len(op.reads) - len(names(kind.weights, model.kind)) - sum(w in op.reads for w in op.writes[len(op.writes) - len(sums):])
+        given, _ = _borders(op, model)
         if not least <= given <= most:
-            raise UserError(f"{where}{op.id} reads {given} buffers before its weights; a {op.kind} reads: {' '.join(known.reads)}, the last {len(sums)} those that it writes")
+            raise UserError(f"{where}{op.id} reads {given} buffers before its weights; a {op.kind} reads: {' '.join(known.reads)}, the last {len(names(kind.sums, model.kind))} those that it writes")
     for name in kind.args:
         if op.args.get(name, -1) < (name != "at"):
             raise UserError(f"{where}{op.id} needs {name}= with a positive number; a {op.kind} takes {' '.join(f'{a}=' for a in kind.args)}")

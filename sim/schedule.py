@@ -57,7 +57,12 @@ class Op:
     @property
     def kind(self) -> str:
         """fwd.offload.kv[3] -> offload."""
-        return self.id.split("[", 1)[0].split(".")[1]
+        return kind_of(self.id)
+
+
+def kind_of(id: str) -> str:
+    """fwd.offload.kv[3] -> offload, ext.gather -> gather; what has no dot is its own kind."""
+    return id.split("[", 1)[0].split(".", 2)[1 if "." in id else 0]
 
 
 @dataclass

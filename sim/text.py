@@ -13,7 +13,7 @@ from sim import ops
 from sim.check import check
 from sim.errors import UserError, unknown
 from sim.model import Model
-from sim.schedule import LIVES, SPACES, STREAMS, Buffer, Op, Region, Schedule
+from sim.schedule import LIVES, SPACES, STREAMS, Buffer, Op, Region, Schedule, kind_of
 
 REGIONS = ("fwd", "loss", "bwd")
 _MODEL = ("kind", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "rotary", "rope_theta", "norm_eps")
@@ -165,7 +165,7 @@ def _parse_op(line: str, where: str) -> Op:
     stream, id, *flow = body.split()
     if stream not in STREAMS:
         raise UserError(f"{where}: unknown stream {stream!r}; it may be {', '.join(STREAMS)}")
-    kind = id.split("[", 1)[0].split(".")[1] if re.fullmatch(_ID, id) else id
+    kind = kind_of(id) if re.fullmatch(_ID, id) else id
     if kind not in ops.KINDS:
         near = difflib.get_close_matches(kind, ops.KINDS, n=3, cutoff=0.3) or sorted(ops.KINDS)
         raise UserError(f"{where}: unknown op {kind!r} in {id!r}; closest: {', '.join(near)}")

@@ -4,7 +4,6 @@ Of each first the errors at the small size, then the times: the same code, the s
 """
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from pathlib import Path
 import torch
 
 from engine.serve import pinned, ranked
-from engine.worker import Job, backend
+from engine.worker import Job, backend, emptied
 from experiments.peers import inputs
 from experiments.peers.case import Case, Place
 from experiments.peers.engine import Engine, Handed
@@ -116,18 +115,11 @@ def measured(case: Case, rank: int, group, tick: Callable[[int, int], None], pin
     try:
         place = Place(rank, group, streams.device, streams, kernel)
         found = {} if case.row == "bound" or not case.small else errors(case, place)
-        _forget(case.device)
+        emptied(case.device)
         gpu = torch.cuda.get_device_name() if case.device == "cuda" else None
         return found | times(case, schedule, place, tick) | {"kernel": kernel.NAME, "gpu": gpu}
     finally:
         streams.close()
-
-
-def _forget(device: str) -> None:
-    """What a row took is gone before the next one takes anything: peers and their streams know each other, so that only the collector ends them."""
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _leaves(w: Weights) -> Weights:
@@ -147,7 +139,7 @@ def main(path: str, device: str) -> None:
         for case in cases:
             found = measured(case, rank, group, lambda done, total: say(f"{TICK}{done} {total}"), pinned(rank))
             say(ROW + json.dumps(found))
-            _forget(case.device)
+            emptied(case.device)
 
     ranked(device, work)
 

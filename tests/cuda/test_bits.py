@@ -15,14 +15,13 @@ from tests.engine.hooks import late_copies
 
 REPEATS = 50
 LATE_MS = 20
-ALL = 2.0
+HOST, HALF, NEAR = {}, {"resident": 0.5}, {"offload": False}
+"""All that may go to the host does; half of KV stays; nothing does."""
 
 
-def passes(rank: int, group, place: Place, resident: float, exact: bool, times: int = 1, late_ms: float = 0) -> tuple[list[tuple[str, str]], float]:
-    """([digests of (what forward gave, every gradient)] of each pass through one program, seconds of the last); `exact` repeats bits.
-
-    resident: the part of KV that stays in HBM with the rest and all else offloaded; ALL: nothing is offloaded."""
-    s = schedule(MODEL, SEQ, CHUNK, group.size() if group else 1, "bf16", resident != ALL, resident=0.0 if resident == ALL else resident)
+def passes(rank: int, group, place: Place, way: dict, exact: bool, times: int = 1, late_ms: float = 0) -> tuple[list[tuple[str, str]], float]:
+    """([digests of (what forward gave, every gradient)] of each pass through one program, seconds of the last); `exact` repeats bits."""
+    s = schedule(MODEL, SEQ, CHUNK, group.size() if group else 1, "bf16", **way)
     with deterministic() if exact else nullcontext(), running(s, rank, group, place) as program:
         lm, given, found = LanguageModel(program).to(program.backend.device), [], []
         lm.loss.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
@@ -60,26 +59,26 @@ def cycles_a_ms() -> float:
 
 @one_and_two_ranks
 def test_forward_is_bit_equal_with_offload_on_and_off(ranks, P):
-    on, half, off = ([found[0][0] for found, _ in ranks(P).run(passes, CUDNN, resident, False)] for resident in (0.0, 0.5, ALL))
+    on, half, off = ([found[0][0] for found, _ in ranks(P).run(passes, CUDNN, way, False)] for way in (HOST, HALF, NEAR))
     assert on == half == off
 
 
 @one_and_two_ranks
 def test_forward_and_backward_are_bit_equal_with_offload_on_and_off(ranks, P):
-    on, half, off = ([found for found, _ in ranks(P).run(passes, FLASH, resident, True)] for resident in (0.0, 0.5, ALL))
+    on, half, off = ([found for found, _ in ranks(P).run(passes, FLASH, way, True)] for way in (HOST, HALF, NEAR))
     assert on == half == off
 
 
 @one_and_two_ranks
 def test_repeats_are_bit_equal(ranks, P):
-    for found, _ in ranks(P).run(passes, FLASH, 0.0, True, REPEATS):
+    for found, _ in ranks(P).run(passes, FLASH, HOST, True, REPEATS):
         assert len(found) == REPEATS and len(set(found)) == 1
 
 
 def test_slow_copies_change_no_bit(ranks, note):
     s = schedule(MODEL, SEQ, CHUNK, 1, "bf16")
     copies = Counter(op.stream for region, _ in s.order() for op in s.regions[region].ops if op.stream in ("h2d", "d2h"))
-    (right, plain_s), (found, late_s) = (ranks(1).run(passes, FLASH, 0.0, True, 2, ms)[0] for ms in (0, LATE_MS))
+    (right, plain_s), (found, late_s) = (ranks(1).run(passes, FLASH, HOST, True, 2, ms)[0] for ms in (0, LATE_MS))
     assert found == right
     note("slow copies: step in s", late_s)
     assert late_s - plain_s > 0.5 * LATE_MS / 1e3 * max(copies.values())

@@ -4,7 +4,8 @@ from __future__ import annotations
 import pytest
 
 from sim.errors import UserError
-from sim.explain import KindPair, OpPair, Step, by_kind, by_stream, critical_path, kind, kinds, only, pairs
+from sim.explain import KindPair, OpPair, Step, by_kind, by_stream, critical_path, kinds, only, pairs
+from sim.schedule import kind_of
 from sim.timeline import Timeline
 from tests.sim.tiny import tiny_machine, tiny_schedule, world
 
@@ -29,7 +30,7 @@ def hand(spans, waits=WAITS) -> Timeline:
 
 
 def test_kinds_have_no_region_and_no_tensor():
-    assert [kind(i) for i in ("fwd.offload.kv[3]", "bwd.attn[1,0]", "ext.gather", "fwd.sync")] == ["offload", "attn", "gather", "sync"]
+    assert [kind_of(i) for i in ("fwd.offload.kv[3]", "bwd.attn[1,0]", "ext.gather", "fwd.sync")] == ["offload", "attn", "gather", "sync"]
 
 
 def test_ops_of_both_with_what_differs():

@@ -19,14 +19,14 @@ class Apart:
 
 
 class _Interface(ModuleType):
-    """Ours: the two functions as flash-attn 2.7 has them, for a batch of one. Scale is 1/sqrt(head_dim), no dropout, no window. Whoever imported
-    them gets the kernel of the latest install."""
+    """Ours: the two functions as flash-attn 2.6 has them, which DeepSpeed asked for first and still knows, for a batch of one. Scale is
+    1/sqrt(head_dim), no dropout, no window. Whoever imported them gets the kernel of the latest install."""
 
     kernel = None
 
     def _flash_attn_forward(self, q_1SHD, k_1TKD, v_1TKD, dropout_p, softmax_scale, causal, **ignored):
         out, lse = self.kernel.forward(q_1SHD[0], Apart(k_1TKD[0], v_1TKD[0]), causal)
-        return out.unsqueeze(0), lse.unsqueeze(0), None, None
+        return out.unsqueeze(0), q_1SHD, k_1TKD, v_1TKD, out.unsqueeze(0), lse.unsqueeze(0), None, None
 
     def _flash_attn_backward(self, dout_1SHD, q_1SHD, k_1TKD, v_1TKD, out_1SHD, lse_1HS, dq_1SHD, dk_1TKD, dv_1TKD, dropout_p, softmax_scale, causal, *ignored, **also):
         grads = self.kernel.backward(dout_1SHD[0], q_1SHD[0], Apart(k_1TKD[0], v_1TKD[0]), out_1SHD[0], lse_1HS[0], causal)
@@ -40,7 +40,7 @@ def install(kernel) -> bool:
         from flash_attn import flash_attn_interface as interface
     except ImportError:
         package = sys.modules.get("flash_attn") or ModuleType("flash_attn")  # flash-attn 4 is a part of that name alone
-        package.__version__ = "2.7.0"
+        package.__version__ = "2.6.3"
         interface = package.flash_attn_interface = _Interface("flash_attn.flash_attn_interface")
         sys.modules |= {"flash_attn": package, "flash_attn.flash_attn_interface": interface}
     if not isinstance(interface, _Interface):

@@ -1,6 +1,7 @@
 """FPDT: DeepSpeed's released FPDT_Attention (deepspeed.sequence.fpdt_layer): projections, all-to-alls and chunked attention, with or without offload."""
 from __future__ import annotations
 
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import torch
@@ -29,7 +30,7 @@ class Fpdt:
         if offload and streams is None and len(schedule.chunks) > 1:
             raise UserError("DeepSpeed's FPDT offloads through streams, and DeepSpeed has none on CPU")
         self.m, self.w, self.offload = m, w, offload
-        self.note = f"on {place.kernel.NAME}" if ours else "on its own flash_attn"
+        self.note = f"DeepSpeed {version('deepspeed')} on {place.kernel.NAME if ours else 'its own flash_attn'}"
         self.positions_T = deal(torch.arange(schedule.seq, device=device), schedule.chunk, schedule.P, place.rank)
         dtype = w["Wq"].dtype
         cos, sin = layers.angles(torch.arange(schedule.seq, device=device), m)

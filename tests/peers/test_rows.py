@@ -104,9 +104,9 @@ def test_flash_attn_s_name_has_the_kernel_behind_it(causal):
     interface = flash._Interface("any")
     forward, backward = interface._flash_attn_forward, interface._flash_attn_backward  # as a peer has imported them
     interface.kernel = cpu_flash
-    out, lse, _, _ = forward(q, k, v, 0.0, 0.25, causal=causal, window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None, return_softmax=False)
+    out, _, _, _, _, lse, _, _ = forward(q, k, v, 0.0, 0.25, causal=causal, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, return_softmax=False)
     grads = [torch.empty_like(t) for t in (q, k, v)]
-    backward(dout, q, k, v, out, lse, *grads, 0.0, 0.25, causal, -1, -1, 0.0, None, False, rng_state=None)
+    backward(dout, q, k, v, out, lse, *grads, 0.0, 0.25, causal, (-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, rng_state=None)
     given = [t.double().transpose(1, 2).requires_grad_() for t in (q, k, v)]
     right = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=causal, enable_gqa=True)
     right.backward(dout.double().transpose(1, 2))

@@ -165,10 +165,8 @@ def _runnable(schedule: Schedule) -> None:
 
 
 def _shared(schedule: Schedule, backend: Backend) -> list[str]:
-    """The streams that meet the caller at each region's borders: all; with hidden states on the host those alone that touch what the caller
-    owns, weights and their gradients, so that copies and all-to-alls of two blocks overlap as the schedule says."""
-    if schedule.hidden == "hbm":
-        return list(backend.streams)
+    """The streams that meet the caller at each region's borders: those that touch what the caller owns in HBM, weights, their gradients and
+    hidden states, so that copies and all-to-alls of two regions overlap as the schedule says."""
     touching = {op.stream for r in schedule.regions.values() for op in r.ops for name in op.reads + op.writes
                 if (b := schedule.buffer(r.name, name)).life == "argument" and b.space == "hbm"}
     return [stream for stream in backend.streams if stream in touching]

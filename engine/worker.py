@@ -5,6 +5,7 @@ The same worker serves calibration, comparison, the demo and training; engine.se
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
 from collections.abc import Callable
@@ -50,6 +51,8 @@ class Job:
     """cpu or cuda."""
     trace_every: int = 2
     """Every how many steps the timeline is taken (0: never); the others give the step time."""
+    load_s: float = 0.0
+    """Seconds of steps that nothing is kept of, behind the first one and before the others: a GPU is at its steady clock then."""
     footprint: bool = False
     """Whether one more step, behind all the others, takes stock of memory (engine.footprint)."""
 
@@ -101,6 +104,7 @@ class Session:
         except BaseException:
             self._backend.close()
             raise
+        self._group = group
         self._barrier = (lambda: torch.distributed.barrier(group)) if schedule.P > 1 else (lambda: None)
 
     def step(self, traced: bool) -> None:
@@ -113,15 +117,31 @@ class Session:
         start, begin = time.perf_counter_ns(), []
         with self._backend.timed(begin):
             pass  # where the step begins on the clock of its spans
-        at = step % self.job.steps * self.seq
-        update = self.job.last_update or step < self.job.steps - 1
-        found = self.trainer.step(self._data[at:at + self.seq], update)
-        self._backend.settle()
+        found = self._train(step)
         run.step_ns.append(time.perf_counter_ns() - start)
         run.losses.append(found.loss)
         run.grad_norms.append(found.grad_norm)
         if traced:
             run.traces[step] = [(i, layer, stream, s - begin[0], e - begin[0]) for i, layer, stream, (s, e) in program.spans]
+
+    def load(self, seconds: float) -> None:
+        """Steps for so long by the slowest rank's clock, the same number on every rank."""
+        import torch
+
+        self._barrier()
+        start = time.perf_counter()
+        self._train(0)
+        took = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        if self.program.schedule.P > 1:
+            torch.distributed.all_reduce(took, torch.distributed.ReduceOp.MAX, group=self._group)
+        for _ in range(math.ceil(seconds / float(took)) - 1):
+            self._train(0)
+
+    def _train(self, step: int):
+        at = step % self.job.steps * self.seq
+        found = self.trainer.step(self._data[at:at + self.seq], self.job.last_update or step < self.job.steps - 1)
+        self._backend.settle()
+        return found
 
     def close(self) -> Run:
         """What the steps gave; ends the streams."""
@@ -147,6 +167,8 @@ def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lamb
         for step in range(job.steps):
             session.step(step > 0 and job.trace_every > 0 and step % job.trace_every == 1 % job.trace_every)
             tick()
+            if step == 0 and job.load_s:
+                session.load(job.load_s)
         if job.footprint:
             from engine.footprint import footprint
 

@@ -30,7 +30,7 @@ class _BlockFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, block: "Block", x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         passed = block.program.chain.forward(block.layer, x)
-        block.program.run("fwd", block.layer, passed.arguments | cast(block.names, weights, block.dtype))
+        block.program.run("fwd", block.layer, passed.arguments | cast(block, weights))
         block.program.join()
         ctx.block = block
         ctx.saved = _Saved()
@@ -47,7 +47,7 @@ class _BlockFunction(torch.autograd.Function):
         weights, kept = ctx.saved_tensors[:len(block.names)], ctx.saved_tensors[len(block.names):]
         passed = block.program.chain.backward(block.layer, dy, kept)
         grads = {f"d{n}": torch.empty(w.shape, dtype=torch.float32, device=w.device) for n, w in zip(block.names, weights)}
-        block.program.run("bwd", block.layer, passed.arguments | cast(block.names, weights, block.dtype) | grads)
+        block.program.run("bwd", block.layer, passed.arguments | cast(block, weights) | grads)
         block.program.join()
         block.pending = None
         if passed.factor is not None:
@@ -85,9 +85,12 @@ class Block(nn.Module):
         return _BlockFunction.apply(self, x.contiguous(), *weights)
 
 
-def cast(names: tuple[str, ...], weights, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Weights by name in a dtype; those that have it are taken as they are."""
-    return {name: w.detach().to(dtype) for name, w in zip(names, weights)}
+def cast(part: "Block | Loss", weights) -> dict[str, torch.Tensor]:
+    """Its weights by name in its dtype, `ext.cast` in the spans; those that have it are taken as they are."""
+    if all(w.dtype == part.dtype for w in weights):
+        return {name: w.detach() for name, w in zip(part.names, weights)}
+    with part.program.external("cast"):
+        return {name: w.detach().to(part.dtype) for name, w in zip(part.names, weights)}
 
 
 def init(name: str, shape: tuple[int, ...], layers: int, generator: torch.Generator | None = None) -> torch.Tensor:

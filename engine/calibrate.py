@@ -51,18 +51,20 @@ def jobs(made: list[Schedule], link_GBps: float | None = None, device: str = "cp
 
 def points(schedule: Schedule, run: Run) -> dict[str, list[Point]]:
     """By cost key: one point an op, the median over the traced steps."""
-    spent = defaultdict(list)
-    for trace in run.traces.values():
-        for id, _, _, start, end in trace:
+    spent, outside = defaultdict(list), defaultdict(lambda: defaultdict(int))
+    for step, trace in run.traces.items():
+        for id, _, stream, start, end in trace:
             spent[id].append(end - start)
+            if stream == "external":
+                outside[id][step] += end - start
     found = defaultdict(list)
     for region in schedule.regions.values():
         for op in region.ops:
             if op.id in spent and op.stream != "host":
                 found[key(op)].append((*features(KINDS[op.kind].work(op, schedule)), float(np.median(spent[op.id]))))
     for name, size in moved_bytes(schedule, 0).items():
-        if times := spent.get(name.replace("_", ".", 1)):
-            found[name].append((0.0, size / 1e6, float(np.median(times))))
+        if size and (times := outside.get(name.replace("_", ".", 1))):
+            found[name].append((0.0, size / 1e6, float(np.median(list(times.values())))))
     return dict(found)
 
 

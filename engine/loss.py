@@ -17,7 +17,7 @@ class _LossFunction(torch.autograd.Function):
         loss = torch.empty(1, dtype=torch.float32, device=x.device)
         grads = {f"d{n}": torch.empty(w.shape, dtype=torch.float32, device=w.device) for n, w in zip(head.names, weights)}
         passed = chain.loss(x, label_T)
-        arguments = passed.arguments | cast(head.names, weights, head.dtype) | grads | {"loss": loss}
+        arguments = passed.arguments | cast(head, weights) | grads | {"loss": loss}
         head.program.run("loss", head.program.schedule.layers - 1, arguments)
         chain.loss_issued()
         head.program.join()

@@ -2,6 +2,7 @@
 
     ext.embed      the embedding lookup                                  before the first region
     ext.embed_bwd  hidden states on the host: its gradient comes back    after the last region
+    ext.cast       parameters of a region to bf16, where a rank has them whole in fp32     before the region's first op
     ext.gather     ZeRO-3: all-gather of a region's parameters           once the region before has begun (prefetched one ahead)
     ext.reduce     ZeRO-3: reduce-scatter of a region's gradients        after the region
                    ZeRO-0: all-reduce of all gradients                   after the last region
@@ -11,7 +12,7 @@ With hidden states on the host, the embedding's output goes there chunk by chunk
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sim.cost import fitted, link_GBps, price
 from sim.layout import ITEM
@@ -20,14 +21,14 @@ from sim.model import Model
 from sim.ops import Work
 from sim.schedule import Schedule
 
-NAMES = ("ext.embed", "ext.gather", "ext.reduce", "ext.optimizer", "ext.embed_bwd")
+NAMES = ("ext.embed", "ext.gather", "ext.reduce", "ext.optimizer", "ext.embed_bwd", "ext.cast")
 STATE_BYTES = 16
 """Bytes of model states a parameter, bf16 (2 + 2 + 12) or fp32 (4 + 4 + 8)."""
 
 
 @dataclass(frozen=True)
 class Externals:
-    """Durations in ns; `gather` and `reduce` by region, absent where there is none."""
+    """Durations in ns; `gather`, `reduce` and `cast` by region, absent where there is none."""
 
     embed: int
     gather: dict[str, int]
@@ -36,6 +37,7 @@ class Externals:
     """The last reduction: of the embedding's gradient (ZeRO-3) or of all gradients (ZeRO-0)."""
     optimizer: int
     embed_bwd: int = 0
+    cast: dict[str, int] = field(default_factory=dict)
 
 
 def region_params(model: Model, region: str) -> int:
@@ -44,14 +46,21 @@ def region_params(model: Model, region: str) -> int:
 
 
 def moved_bytes(schedule: Schedule, zero: int) -> dict[str, int]:
-    """Bytes each kind of external work moves in a step: ext_embed and ext_optimizer through HBM, ext_reduce sent by one rank."""
+    """Bytes each kind of external work moves in a step: ext_embed, ext_optimizer and ext_cast through HBM, ext_reduce sent by one rank."""
     m, item, ranks = schedule.model, ITEM[schedule.dtype], schedule.P
     states = m.params // (ranks if zero == 3 else 1)
     return {
         "ext_embed": 2 * schedule.seq // ranks * m.hidden * item,
         "ext_reduce": _ring(m.params * item, ranks) * (1 if zero == 3 else 2),
         "ext_optimizer": states * (30 if item == 2 else 28),
+        "ext_cast": sum(cast_bytes(schedule, zero, region) for region, _ in schedule.order()),
     }
+
+
+def cast_bytes(schedule: Schedule, zero: int, region: str) -> int:
+    """Bytes read and written as a region's fp32 parameters become bf16; FSDP2 casts those that it gathers."""
+    whole = ITEM[schedule.dtype] == 2 and (zero != 3 or schedule.P == 1)
+    return region_params(schedule.model, region) * (4 + 2) if whole else 0
 
 
 def externals(machine: Machine, schedule: Schedule, zero: int) -> Externals:
@@ -60,7 +69,7 @@ def externals(machine: Machine, schedule: Schedule, zero: int) -> Externals:
     moved = moved_bytes(schedule, zero)
 
     def through(name: str, size_bytes: int, GBps: float) -> int:
-        if name in machine.fits:
+        if size_bytes and name in machine.fits:
             return fitted(machine.fits[name], 0, size_bytes / 1e6)
         return round(size_bytes / GBps)
 
@@ -74,10 +83,11 @@ def externals(machine: Machine, schedule: Schedule, zero: int) -> Externals:
     embed = through("ext_embed", moved["ext_embed"], machine["hbm_GBps"]) + copied("offload")
     back = copied("reload")
     optimizer = through("ext_optimizer", moved["ext_optimizer"], machine["hbm_GBps"])
+    cast = {region: ns for region in schedule.regions if (ns := through("ext_cast", cast_bytes(schedule, zero, region), machine["hbm_GBps"]))}
     if P == 1:
-        return Externals(embed, {}, {}, 0, optimizer, back)
+        return Externals(embed, {}, {}, 0, optimizer, back, cast)
     if zero != 3:
-        return Externals(embed, {}, {}, through("ext_reduce", moved["ext_reduce"], link_GBps(machine, P)), optimizer, back)
+        return Externals(embed, {}, {}, through("ext_reduce", moved["ext_reduce"], link_GBps(machine, P)), optimizer, back, cast)
     gather = {region: sent(region_params(m, region)) for region in schedule.regions}
     reduce = {region: gather[region] for region in schedule.regions if region != "fwd"}
     embedding = sent(m.vocab * m.hidden)

@@ -17,7 +17,8 @@ GATHER, REDUCE = len(STREAMS), len(STREAMS) + 1
 
 @dataclass
 class Part:
-    """A region with one particular region before it, ready to run. Op n is its gather, op n + 1 its reduction, if any."""
+    """A region with one particular region before it, ready to run. Op n is what has its parameters ready (a gather or a cast), op n + 1 its
+    reduction, if any."""
 
     region: str
     size: int
@@ -35,7 +36,8 @@ class Part:
 def parts(schedule: Schedule, ns: dict[str, int], ext: Externals, order: list[str]) -> list[Part]:
     """The parts of a step in order; equal neighbourhoods are one object."""
     index = {r: {op.id: k for k, op in enumerate(region.ops)} for r, region in schedule.regions.items()}
-    size = {r: len(found) + (r in ext.gather) + (r in ext.reduce) for r, found in index.items()}
+    ready = ext.gather or ext.cast
+    size = {r: len(found) + (r in ready) + (r in ext.reduce) for r, found in index.items()}
     compute = {r: [k for k, op in enumerate(region.ops) if op.stream == "compute"] for r, region in schedule.regions.items()}
     made: dict[tuple[str, str], Part] = {}
 
@@ -54,16 +56,16 @@ def parts(schedule: Schedule, ns: dict[str, int], ext: Externals, order: list[st
         streams: dict[int, list] = {}
         syncs = {}
         mine = compute[region]
-        gate = len(ops) if region in ext.gather else -1
+        gate = len(ops) if region in ready else -1
         for k, (op, s) in enumerate(zip(ops, host)):
             waits = waits_of(op, region, before)
             if s == HOST:
                 syncs[k] = waits, ns[op.id]
             else:
                 streams.setdefault(s, []).append((k, ns[op.id], waits + ((0, gate),) if gate >= 0 and mine and k == mine[0] else waits))
-        if region in ext.gather:
-            prefetch = ((1, compute[before][0]),) if before and compute[before] else ()
-            streams[GATHER] = [(gate, ext.gather[region], prefetch)]
+        if region in ready:
+            after = 0 if ext.gather else -1  # a gather is prefetched, a cast stands between the regions
+            streams[GATHER] = [(gate, ready[region], ((1, compute[before][after]),) if before and compute[before] else ())]
         if region in ext.reduce:
             streams[REDUCE] = [(size[region] - 1, ext.reduce[region], ((0, mine[-1]),) if mine else ())]
         return Part(region, size[region], host, streams, syncs, mine[0] if mine else -1)

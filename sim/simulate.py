@@ -244,7 +244,7 @@ def _timeline(schedule: Schedule, world: _World, ext: Externals) -> Timeline:
     """Columns in issue order: the embedding, every instance, the embedding's gradient, the last reduction, the optimizer."""
     names, tables = [*NAMES], {}
     for name, region in schedule.regions.items():
-        extra = [k for k, has in ((1, ext.gather), (2, ext.reduce)) if name in has]
+        extra = [k for k, has in ((1, ext.gather), (5, ext.cast), (2, ext.reduce)) if name in has]
         ops = np.r_[np.arange(len(region.ops)) + len(names), extra].astype(np.int32)
         streams = np.array([ROWS.index(op.stream) for op in region.ops] + [EXTERNAL] * len(extra), np.int8)
         tables[name] = ops, streams

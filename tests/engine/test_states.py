@@ -85,8 +85,8 @@ def test_bf16_stays_near_one_piece_and_begins_near_fp32(ranks, P, zero):
     assert found[0] == pytest.approx(whole[0], rel=1e-2) and found[0] == pytest.approx(exact[0], rel=1e-2)
 
 
-def externals_of_a_step(rank: int, group, zero: int, hidden: str):
-    with running(schedule(MODEL, SEQ, CHUNK, 2, hidden=hidden), rank, group) as program:
+def externals_of_a_step(rank: int, group, zero: int, hidden: str, dtype: str):
+    with running(schedule(MODEL, SEQ, CHUNK, 2, dtype, hidden=hidden), rank, group) as program:
         trainer = Trainer(program, zero=zero)
         program.spans = []
         trainer.step(text(MODEL, SEQ)[0])
@@ -94,11 +94,11 @@ def externals_of_a_step(rank: int, group, zero: int, hidden: str):
 
 
 @pytest.mark.parametrize("zero", (0, 3))
-@pytest.mark.parametrize("hidden", ("hbm", "host"))
-def test_measured_externals_are_those_the_simulator_prices(ranks, hidden, zero):
-    s, strategy = schedule(MODEL, SEQ, CHUNK, 2, hidden=hidden), Strategy(sp=2, chunk=CHUNK, zero=zero, hidden=hidden)
+@pytest.mark.parametrize("hidden, dtype", (("hbm", "fp32"), ("host", "fp32"), ("hbm", "bf16")))
+def test_measured_externals_are_those_the_simulator_prices(ranks, hidden, dtype, zero):
+    s, strategy = schedule(MODEL, SEQ, CHUNK, 2, dtype, hidden=hidden), Strategy(sp=2, chunk=CHUNK, zero=zero, hidden=hidden)
     predicted = Counter(id for id, _, stream, _, _ in simulate(s, strategy, machine("h100-80g-sxm")).spans() if stream == "external")
-    measured = ranks(2).run(externals_of_a_step, zero, hidden)[0]
+    measured = ranks(2).run(externals_of_a_step, zero, hidden, dtype)[0]
     if zero == 3:  # the embedding's gather is a span of its own, and so is the reduction of the loss
         predicted += Counter({"ext.embed": 1, "ext.reduce": 1})
     assert measured == predicted

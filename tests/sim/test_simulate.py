@@ -158,6 +158,16 @@ def test_replicated_states_are_reduced_once():
         ("ext.embed", 0, 4), ("fwd.qkv[0]", 4, 14), ("ext.reduce", 14, 39), ("ext.optimizer", 39, 45)]
 
 
+def test_whole_parameters_are_cast_between_regions():
+    """Reloads go on meanwhile, compute does not."""
+    regions = {"fwd": "compute qkv[0]\nd2h offload.x[0] wait qkv[0]", "loss": "compute ffn[0]"}
+    assert events(regions, tiny_machine(ns={"ext_cast": 7}), layers=2, external=True)[1:] == [
+        ("fwd.qkv[0]", 7, 17), ("fwd.offload.x[0]", 17, 67), ("ext.cast", 0, 7),
+        ("fwd.qkv[0]", 24, 34), ("fwd.offload.x[0]", 67, 117), ("ext.cast", 17, 24),
+        ("loss.ffn[0]", 41, 141), ("ext.cast", 34, 41)]
+    assert not [e for e in events(regions, tiny_machine(ns={"ext_cast": 7}), P=2, zero=3, external=True) if e[0] == "ext.cast"]
+
+
 def test_a_schedule_that_never_ends_is_an_error():
     with pytest.raises(UserError, match="never ends: compute, h2d wait"):
         events({"fwd": "compute qkv[0] wait reload.x[0]\nh2d reload.x[0] wait qkv[0]"})

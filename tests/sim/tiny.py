@@ -8,7 +8,7 @@ from sim.simulate import simulate
 from sim.strategy import Strategy
 from sim.timeline import Timeline
 
-NS = {"qkv": 10, "proj": 20, "ffn": 100, "a2a": 5, "reload": 40, "offload": 50, "ext_embed": 0, "ext_reduce": 0, "ext_optimizer": 0}
+NS = {"qkv": 10, "proj": 20, "ffn": 100, "a2a": 5, "reload": 40, "offload": 50, "ext_embed": 0, "ext_reduce": 0, "ext_optimizer": 0, "ext_cast": 0}
 MODEL = Model("tiny", "llama", 1, 8, 2, 2, 4, 16, 32)
 OPERANDS = {"reload": (("b@host",), ("b",)), "offload": (("b",), ("b@host",)), "a2a": (("b",), ("b",))}
 SAVED = {name: Buffer(name, space, "saved", "x", "bf16", (4, 8), 0) for name, space in (("b", "hbm"), ("b@host", "host"))}

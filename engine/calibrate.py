@@ -33,6 +33,10 @@ CHUNKS = {"cpu": (384, 768, 1536, 3072), "cuda": (6144, 12288, 24576)}
 """Chunk lengths of the calibration runs, in tokens; each runs over three chunks, so that every kind of op occurs."""
 
 
+LOAD_S = {"cpu": 0.0, "cuda": 1.5}
+"""Seconds of steps before the first that counts: a GPU's clock settles under load."""
+
+
 def schedules(model: Model, P: int, dtype: str, strategy: Strategy = Strategy(), device: str = "cpu") -> list[Schedule]:
     """One-layer schedules of a strategy that touch every op kind at several sizes."""
     one = replace(model, layers=1)
@@ -45,8 +49,8 @@ def schedules(model: Model, P: int, dtype: str, strategy: Strategy = Strategy(),
 
 
 def jobs(made: list[Schedule], link_GBps: float | None = None, device: str = "cpu") -> list[Job]:
-    """A traced job for each schedule; a GPU gets seconds of load, so that the last and longest is measured at its steady clock."""
-    return [Job(text.show(s), steps=2 if device == "cpu" else 6, link_GBps=link_GBps, trace_every=1, device=device) for s in made]
+    """A traced job for each schedule, on a GPU at its steady clock."""
+    return [Job(text.show(s), steps=2 if device == "cpu" else 6, link_GBps=link_GBps, trace_every=1, device=device, load_s=LOAD_S[device], issue=device != "cpu") for s in made]
 
 
 def points(schedule: Schedule, run: Run) -> dict[str, list[Point]]:
@@ -78,8 +82,18 @@ def pooled(made: list[Schedule], runs: list[Run]) -> dict[str, list[Point]]:
 
 
 def curves(made: list[Schedule], runs: list[Run], source: str) -> dict[str, dict]:
-    """By cost key, the line through the points of all these runs."""
-    return {k: fit(found) | {"source": source} for k, found in sorted(pooled(made, runs).items())}
+    """By cost key, the line through the points of all these runs, and what the host pays to issue such an op."""
+    paid = issued(made, runs)
+    return {k: fit(found) | ({"issue_ns": paid[k]} if k in paid else {}) | {"source": source} for k, found in sorted(pooled(made, runs).items())}
+
+
+def issued(made: list[Schedule], runs: list[Run]) -> dict[str, float]:
+    """By cost key, the median over all ops of all runs that told it."""
+    found = defaultdict(list)
+    for schedule, run in zip(made, runs):
+        for op in (op for region in schedule.regions.values() for op in region.ops if op.id in run.issue_ns):
+            found[key(op)].append(run.issue_ns[op.id])
+    return {k: float(np.median(ns)) for k, ns in found.items()}
 
 
 def latencies(schedule: Schedule, run: Run) -> dict[str, list[int]]:

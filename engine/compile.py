@@ -39,6 +39,8 @@ class Program:
         self._shared = _shared(schedule, backend)
         self.spans: list[tuple[str, int, str, list]] | None = None
         """(op id, layer, stream, [start_ns, end_ns]) of what was run, if this is a list."""
+        self.issued: dict[str, list[int]] | None = None
+        """Op id -> host ns of each time it was issued, with the device idle before its region, if this is a dict."""
         self.copied_bytes = {"h2d": 0, "d2h": 0}
         self.watch: Callable[[Op, Callable[[], None]], Callable[[], None]] | None = None
         """What stands in for an op's work, given the op and it, if anything does."""
@@ -53,9 +55,11 @@ class Program:
         """
         events: dict[str, Event] = {}
         before, earlier = self._previous
+        if self.issued is not None:
+            self.backend.settle()
         self.backend.enter(self._shared)
         for bound in self._bound[region]:
-            op = bound.op
+            op, start = bound.op, time.perf_counter_ns()
             found = [self._event(w, events, before, earlier) for w in op.waits]
             found = [e for e in found if e is not None]
             if op.stream == "host":
@@ -67,6 +71,8 @@ class Program:
             stream.launch(self._work(bound, layer, arguments), self._span(op, layer))
             if op.id in self._recorded[region]:
                 events[op.id] = stream.record()
+            if self.issued is not None:
+                self.issued.setdefault(op.id, []).append(time.perf_counter_ns() - start)
         self._previous = (region, events)
 
     @contextmanager

@@ -28,12 +28,10 @@ def footprint(session) -> dict[str, int]:
     allocator = _Allocator() if program.backend.device.type == "cuda" else None
     states.update, program.watch = watched, allocator and allocator.around
     try:
-        session.step(False)
+        session.again()
     finally:
         del states.update
         program.watch = None
-    for column in (session.run.step_ns, session.run.losses, session.run.grad_norms):
-        column.pop()
     return found | (allocator.found() if allocator else {})
 
 

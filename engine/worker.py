@@ -55,6 +55,8 @@ class Job:
     """Seconds of steps that nothing is kept of, behind the first one and before the others: a GPU is at its steady clock then."""
     footprint: bool = False
     """Whether one more step, behind all the others, takes stock of memory (engine.footprint)."""
+    issue: bool = False
+    """Whether some more steps tell what each op costs the host (engine.issue)."""
 
 
 @dataclass
@@ -75,6 +77,8 @@ class Run:
     guards_intact: bool = True
     memory_bytes: dict[str, int] = field(default_factory=dict)
     """What engine.footprint says, if it was asked for."""
+    issue_ns: dict[str, int] = field(default_factory=dict)
+    """What engine.issue says, if it was asked for."""
     rss_bytes: int = 0
     """Peak resident memory of the process."""
 
@@ -130,12 +134,17 @@ class Session:
 
         self._barrier()
         start = time.perf_counter()
-        self._train(0)
+        self.again()
         took = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
         if self.program.schedule.P > 1:
             torch.distributed.all_reduce(took, torch.distributed.ReduceOp.MAX, group=self._group)
         for _ in range(math.ceil(seconds / float(took)) - 1):
-            self._train(0)
+            self.again()
+
+    def again(self) -> None:
+        """One more step that nothing is kept of."""
+        self.program.spans = None
+        self._train(0)
 
     def _train(self, step: int):
         at = step % self.job.steps * self.seq
@@ -173,6 +182,10 @@ def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lamb
             from engine.footprint import footprint
 
             session.run.memory_bytes = footprint(session)
+        if job.issue:
+            from engine.issue import issue
+
+            session.run.issue_ns = issue(session)
     finally:
         run = session.close()
     del session

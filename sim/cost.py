@@ -32,6 +32,11 @@ def op_ns(machine: Machine, schedule: Schedule) -> dict[str, int]:
     return result
 
 
+def issue_ns(machine: Machine, schedule: Schedule) -> dict[str, int]:
+    """Op id -> what the host pays to issue it, in ns."""
+    return {op.id: round(machine.fits.get(key(op), {}).get("issue_ns", machine["launch_ns"])) for region in schedule.regions.values() for op in region.ops}
+
+
 def features(work: Work) -> tuple[float, float]:
     """(GFLOPs, MB) that a cost curve is linear in; MB = 10^6 bytes over the link, or through HBM for computation."""
     return (work.gemm_flops + work.attn_flops) / 1e9, (work.link_bytes or work.hbm_bytes) / 1e6

@@ -56,7 +56,7 @@ NEVER = "never measured"
 """The source of a number that is not there."""
 _EXAMPLE = {"positive": 1, "non-negative": 0, "count": 1}
 _STREAMS = ("compute", "comm", "h2d", "d2h")
-_FIT = ("fixed_ns", "ns_per_gflop", "ns_per_MB")
+_FIT = ("fixed_ns", "ns_per_gflop", "ns_per_MB", "issue_ns")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class Machine:
     numbers: dict[str, dict]
     """name -> {"value", "source"}."""
     fits: dict[str, dict] = field(default_factory=dict)
-    """sim.ops.key of an op -> {"fixed_ns", "ns_per_gflop", "ns_per_MB", "bend", "source"}; a slope that is absent is 0. bend, where the line does
+    """sim.ops.key of an op -> {"fixed_ns", "ns_per_gflop", "ns_per_MB", "issue_ns", "bend", "source"}; a slope that is absent is 0. issue_ns: what
+    the host pays to issue it, launch_ns if absent. bend, where the line does
     not fit at every size: [[ns by the line, measured ns / that], ...], ascending, interpolated over the logarithm of the ns, constant beyond."""
     slowdown: dict[str, dict] = field(default_factory=dict)
     """"compute|h2d" -> {"compute": 0.97, "h2d": 0.8, "source"}: rates while these run together, 1 = alone."""

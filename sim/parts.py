@@ -23,8 +23,8 @@ class Part:
     region: str
     size: int
     """Spans of an instance."""
-    host: list[int]
-    """Stream of each op, in issue order."""
+    host: list[tuple[int, int]]
+    """(stream, ns that issuing takes) of each op, in issue order."""
     streams: dict[int, list[tuple[int, int, tuple]]]
     """Stream -> (op, ns, waits) in order; a wait is (instances back, op)."""
     syncs: dict[int, tuple[tuple, int]]
@@ -33,7 +33,7 @@ class Part:
     """First compute op, or -1."""
 
 
-def parts(schedule: Schedule, ns: dict[str, int], ext: Externals, order: list[str]) -> list[Part]:
+def parts(schedule: Schedule, ns: dict[str, int], issue: dict[str, int], ext: Externals, order: list[str]) -> list[Part]:
     """The parts of a step in order; equal neighbourhoods are one object."""
     index = {r: {op.id: k for k, op in enumerate(region.ops)} for r, region in schedule.regions.items()}
     ready = ext.gather or ext.cast
@@ -52,12 +52,12 @@ def parts(schedule: Schedule, ns: dict[str, int], ext: Externals, order: list[st
 
     def make(region: str, before: str) -> Part:
         ops = schedule.regions[region].ops
-        host = [STREAMS.index(op.stream) for op in ops]
+        host = [(STREAMS.index(op.stream), issue[op.id]) for op in ops]
         streams: dict[int, list] = {}
         syncs = {}
         mine = compute[region]
         gate = len(ops) if region in ready else -1
-        for k, (op, s) in enumerate(zip(ops, host)):
+        for k, (op, (s, _)) in enumerate(zip(ops, host)):
             waits = waits_of(op, region, before)
             if s == HOST:
                 syncs[k] = waits, ns[op.id]

@@ -18,7 +18,7 @@ from simpy.events import Timeout
 
 from sim import memory
 from sim.contention import Pool
-from sim.cost import needed, op_ns, unfitted
+from sim.cost import issue_ns, needed, op_ns, unfitted
 from sim.errors import UserError
 from sim.externals import NAMES, Externals, externals
 from sim.machine import NUMBERS, Machine
@@ -63,12 +63,12 @@ class _World:
 
     def __init__(self, schedule: Schedule, machine: Machine, ext: Externals, unroll: bool) -> None:
         self.env, self.unroll = Environment(ext.embed), unroll
-        self.launch, self.wake, self.gap = (round(machine[f"{k}_ns"]) for k in ("launch", "wake", "gap"))
+        self.wake, self.gap = (round(machine[f"{k}_ns"]) for k in ("wake", "gap"))
         self.return_ = self.wake if machine.get("sync_ns") is None else round(machine["sync_ns"])
         self.depth = int(machine["queue_depth"])
         self.pool = Pool(self.env, machine) if machine.slowdown else None
         self.instances = schedule.order()
-        self.parts = parts(schedule, op_ns(machine, schedule), ext, [region for region, _ in self.instances])
+        self.parts = parts(schedule, op_ns(machine, schedule), issue_ns(machine, schedule), ext, [region for region, _ in self.instances])
         self.first = np.cumsum([0] + [p.size for p in self.parts]).tolist()
         self.base = self.first
         self.done: list[list[int]] = []
@@ -96,10 +96,10 @@ class _World:
             raise UserError(f"the schedule never ends: {', '.join((STREAMS + ('gather', 'reduce'))[s] for s in stuck)} wait for ops that never start; lint it")
 
     def _host(self):
-        env, me, asked, launch = self.env, self.state[HOST], self.asked, self.launch
+        env, me, asked = self.env, self.state[HOST], self.asked
         while me.v < len(self.parts):
             part, base = self.parts[me.v], self.base[me.v]
-            for i, stream in enumerate(part.host):
+            for i, (stream, launch) in enumerate(part.host):
                 me.i, me.phase = i, IDLE
                 if stream == HOST:
                     yield from self._sync(me, *part.syncs[i])

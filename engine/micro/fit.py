@@ -34,7 +34,7 @@ def improved(machine: Machine, points: list[dict], timelines: dict[str, list[Poi
     fits = dict(machine.fits)
     for key, samples in timelines.items() if machine.kind == "cuda" else ():  # a CPU's timelines have the sizes that it runs
         if key in LIKE and (more := _like(key, points, P, machine.kernel, shape)):
-            fits[key] = extended(samples, more) | {"source": f"{fits[key]['source']}; beyond these sizes as {LIKE[key][0]} alone"}
+            fits[key] = fits[key] | extended(samples, more) | {"source": f"{fits[key]['source']}; beyond these sizes as {LIKE[key][0]} alone"}
     return replace(machine, numbers=numbers, fits=fits, slowdown=machine.slowdown | slowdown_of(points, source), points=points)
 
 

@@ -39,6 +39,12 @@ def test_a_slow_host_leaves_the_device_idle():
     assert events({"fwd": "compute qkv[0]\ncompute qkv[1]"}, tiny_machine(launch_ns=30)) == [("fwd.qkv[0]", 30, 40), ("fwd.qkv[1]", 60, 70)]
 
 
+def test_each_kind_of_op_takes_the_host_as_long_as_was_measured():
+    machine = tiny_machine(launch_ns=3)
+    machine.fits["proj"]["issue_ns"] = 50
+    assert events({"fwd": "compute qkv[0]\ncompute proj[0]\nh2d reload.x[0]"}, machine) == [("fwd.qkv[0]", 3, 13), ("fwd.proj[0]", 53, 73), ("fwd.reload.x[0]", 56, 96)]
+
+
 def test_a_gap_lies_between_ops_of_a_stream():
     assert events({"fwd": "compute qkv[0]\ncompute qkv[1]"}, tiny_machine(gap_ns=2)) == [("fwd.qkv[0]", 0, 10), ("fwd.qkv[1]", 12, 22)]
 

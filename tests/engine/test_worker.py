@@ -1,0 +1,58 @@
+"""The worker: steps that nothing is kept of, and what each op costs the host."""
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from engine import calibrate
+from engine.compile import Program
+from engine.ranks import Ranks
+from engine.train import Trainer
+from engine.worker import Job, run_job
+from sim import text
+from tests.engine.cases import schedule, tiny
+
+
+def job(P: int = 1, **fields) -> Job:
+    return Job(text.show(schedule(tiny(vocab=256), 64, 16, P)), steps=3, **fields)
+
+
+def test_load_leaves_no_trace_in_the_result(monkeypatch):
+    taken, right = [], Trainer.step
+    monkeypatch.setattr(Trainer, "step", lambda self, *args: (taken.append(1), right(self, *args))[1])
+    loaded, plain = run_job(job(load_s=0.2)), run_job(job())
+    assert len(taken) > 3 + 3 and [len(r.losses) for r in (loaded, plain)] == [len(r.step_ns) for r in (loaded, plain)] == [3, 3]
+    assert loaded.traces.keys() == plain.traces.keys() and loaded.losses[0] == plain.losses[0]
+
+
+def test_ranks_load_alike():
+    """The number of steps is the slowest rank's, or all-to-alls would wait for ever."""
+    with Ranks(2) as ranks:
+        run, = ranks.do([job(2, load_s=0.2)])
+    assert len(run.losses) == 3
+
+
+def test_each_op_s_issue_is_told():
+    s = schedule(tiny(vocab=256), 64, 16)
+    run, plain = run_job(job(issue=True)), run_job(job())
+    ops = {op.id: op for region in s.regions.values() for op in region.ops if op.stream != "host"}
+    assert run.issue_ns.keys() == ops.keys() and min(run.issue_ns.values()) > 0 and plain.issue_ns == {}
+    assert len(run.losses) == 3
+    curves = calibrate.curves([s], [run], "here")
+    of_kind = sorted(ns for id, ns in run.issue_ns.items() if ops[id].kind == "proj")
+    assert of_kind[0] <= curves["proj"]["issue_ns"] <= of_kind[-1] and "issue_ns" not in calibrate.curves([s], [plain], "here")["proj"]
+
+
+@pytest.mark.parametrize("slower", ("proj", "reload"))
+def test_an_op_that_takes_the_host_longer_is_seen(slower, monkeypatch):
+    right = Program._work
+
+    def slow(self, bound, *args):
+        if bound.kind == slower:
+            time.sleep(0.01)
+        return right(self, bound, *args)
+
+    monkeypatch.setattr(Program, "_work", slow)
+    told = run_job(job(issue=True)).issue_ns
+    assert {id.split(".")[1].split("[")[0] for id, ns in told.items() if ns > 8_000_000} == {slower}

@@ -13,8 +13,9 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from engine import probe
+from engine.alone import alone
 from engine.lines import Point, fit
-from engine.micro.fit import improved
+from engine.micro.fit import improved, slowdown_of
 from engine.micro.place import Plan
 from engine.micro.table import own_heads
 from engine.worker import Job, Run
@@ -53,11 +54,11 @@ def jobs(made: list[Schedule], link_GBps: float | None = None, device: str = "cp
     return [Job(text.show(s), steps=2 if device == "cpu" else 6, link_GBps=link_GBps, trace_every=1, device=device, load_s=LOAD_S[device], issue=device != "cpu") for s in made]
 
 
-def points(schedule: Schedule, run: Run) -> dict[str, list[Point]]:
-    """By cost key: one point an op, the median over the traced steps."""
+def points(schedule: Schedule, run: Run, slowdown: dict[str, dict]) -> dict[str, list[Point]]:
+    """By cost key: one point an op, the median over the traced steps of what it would have taken alone."""
     spent, outside = defaultdict(list), defaultdict(lambda: defaultdict(int))
     for step, trace in run.traces.items():
-        for id, _, stream, start, end in trace:
+        for id, _, stream, start, end in alone(trace, slowdown):
             spent[id].append(end - start)
             if stream == "external":
                 outside[id][step] += end - start
@@ -72,19 +73,19 @@ def points(schedule: Schedule, run: Run) -> dict[str, list[Point]]:
     return dict(found)
 
 
-def pooled(made: list[Schedule], runs: list[Run]) -> dict[str, list[Point]]:
-    """The points of all runs, by cost key."""
+def pooled(made: list[Schedule], runs: list[Run], slowdown: dict[str, dict] = {}) -> dict[str, list[Point]]:
+    """The points of all runs, by cost key. slowdown: how fast streams run together, as a machine has it."""
     found: dict[str, list[Point]] = defaultdict(list)
     for schedule, run in zip(made, runs):
-        for k, some in points(schedule, run).items():
+        for k, some in points(schedule, run, slowdown).items():
             found[k] += some
     return dict(found)
 
 
-def curves(made: list[Schedule], runs: list[Run], source: str) -> dict[str, dict]:
+def curves(made: list[Schedule], runs: list[Run], source: str, slowdown: dict[str, dict] = {}) -> dict[str, dict]:
     """By cost key, the line through the points of all these runs, and what the host pays to issue such an op."""
     paid = issued(made, runs)
-    return {k: fit(found) | ({"issue_ns": paid[k]} if k in paid else {}) | {"source": source} for k, found in sorted(pooled(made, runs).items())}
+    return {k: fit(found) | ({"issue_ns": paid[k]} if k in paid else {}) | {"source": source} for k, found in sorted(pooled(made, runs, slowdown).items())}
 
 
 def issued(made: list[Schedule], runs: list[Run]) -> dict[str, float]:
@@ -114,21 +115,30 @@ def latencies(schedule: Schedule, run: Run) -> dict[str, list[int]]:
     return found
 
 
-def profile(model: Model, P: int, dtype: str, made: list[Schedule], runs: list[Run], link_GBps: float | None, device: str = "cpu") -> Machine:
-    """The machine that these runs measured. Several runs of one schedule (rounds) are pooled."""
+def beside(run: Run) -> list[int]:
+    """Of each traced step, its ns before its first span and after its last."""
+    return [run.step_ns[step] - (max(end for *_, end in trace) - min(start for *_, start, _ in trace)) for step, trace in run.traces.items()]
+
+
+def profile(
+    model: Model, P: int, dtype: str, made: list[Schedule], runs: list[Run], link_GBps: float | None, device: str = "cpu", slowdown: dict[str, dict] = {},
+) -> Machine:
+    """The machine that these runs measured, on which streams are known to slow each other so. Several runs of one schedule (rounds) are pooled."""
     late: dict[str, list[int]] = defaultdict(list)
     for schedule, run in zip(made, runs):
         for k, found in latencies(schedule, run).items():
             late[k] += found
     source = f"measured: {probe.provenance()}, {len(runs)} runs of {', '.join(sorted({f'S={s.seq} C={s.chunk}' for s in made}))}"
     tiny = build(replace(model, layers=1), Strategy(sp=1, chunk=16, zero=0), 128, dtype)
-    fits = curves(made, runs, source)
+    fits = curves(made, runs, source, slowdown)
     best = probe.best_gemm_TFLOPS(dtype, device)
+    paid = [ns for run in runs for region, ns in run.issue_ns.items() if "." not in region]
     values = {
         "peak_TFLOPS": best, "gemm_TFLOPS": best, "attn_fwd_TFLOPS": _tflops(fits, "attn"), "attn_bwd_TFLOPS": _tflops(fits, "attn_bwd+merge"),
         "hbm_GBps": 10.0, "h2d_GBps": link_GBps or _copy(fits, "reload"), "d2h_GBps": link_GBps or _copy(fits, "offload"),
         "nvlink_GBps": _copy(fits, "a2a"), "network_GBps": _copy(fits, "a2a"),
         "launch_ns": probe.launch_ns(tiny, device), "wake_ns": _median(late["wake_ns"]), "gap_ns": _median(late["gap_ns"]),
+        **({"region_ns": _median(paid)} if paid else {}), "step_ns": _median([ns for run in runs for ns in beside(run)]),
     }
     numbers = {k: {"value": v, "source": source} for k, v in values.items()}
     numbers["peak_name"] = {"value": f"best GEMM of the calibration ({dtype}, one {'core' if device == 'cpu' else 'GPU'})", "source": source}
@@ -143,7 +153,7 @@ def profile(model: Model, P: int, dtype: str, made: list[Schedule], runs: list[R
         "gpus_per_node": {"value": here, "source": "measured: ranks of the calibration"},
         "gpus_per_uplink": {"value": 1, "source": "assumed: copies are timed while all ranks copy"},
     } | probe.capacities(here, device)
-    return Machine(device, device, numbers, fits, where=f"calibration of {device}")
+    return Machine(device, device, numbers, fits, slowdown, where=f"calibration of {device}")
 
 
 def _tflops(fits: dict, key: str) -> float:
@@ -168,10 +178,10 @@ def calibrate(
 
     `micro` runs the microbenchmarks of a plan, which tell what timelines do not; without it that stays N/A.
     """
+    plan, source = Plan(asdict(model), P, dtype, device), f"measured: {probe.provenance()}, microbenchmarks"
+    told = micro(plan) if micro else []
+    slowdown = slowdown_of(told, source)
     made = schedules(model, P, dtype, strategy, device)
     runs = run_jobs(jobs(made, link_GBps, device))
-    machine = profile(model, P, dtype, made, runs, link_GBps, device)
-    if micro is None:
-        return machine
-    plan = Plan(asdict(model), P, dtype, device)
-    return improved(machine, micro(plan), pooled(made, runs), P, f"measured: {probe.provenance()}, microbenchmarks", own_heads(plan))
+    machine = profile(model, P, dtype, made, runs, link_GBps, device, slowdown)
+    return improved(machine, told, pooled(made, runs, slowdown), P, source, own_heads(plan)) if told else machine

@@ -40,7 +40,9 @@ class Program:
         self.spans: list[tuple[str, int, str, list]] | None = None
         """(op id, layer, stream, [start_ns, end_ns]) of what was run, if this is a list."""
         self.issued: dict[str, list[int]] | None = None
-        """Op id -> host ns of each time it was issued, with the device idle before its region, if this is a dict."""
+        """Op id -> host ns of each time it was issued, with the device idle before its region, if this is a dict; and of what the host does
+        between two regions, by the second's name."""
+        self._left_ns = 0
         self.copied_bytes = {"h2d": 0, "d2h": 0}
         self.watch: Callable[[Op, Callable[[], None]], Callable[[], None]] | None = None
         """What stands in for an op's work, given the op and it, if anything does."""
@@ -56,6 +58,7 @@ class Program:
         events: dict[str, Event] = {}
         before, earlier = self._previous
         if self.issued is not None:
+            self.issued.setdefault(region, []).append(time.perf_counter_ns() - self._left_ns)
             self.backend.settle()
         self.backend.enter(self._shared)
         for bound in self._bound[region]:
@@ -73,7 +76,7 @@ class Program:
                 events[op.id] = stream.record()
             if self.issued is not None:
                 self.issued.setdefault(op.id, []).append(time.perf_counter_ns() - start)
-        self._previous = (region, events)
+        self._previous, self._left_ns = (region, events), time.perf_counter_ns()
 
     @contextmanager
     def external(self, name: str):

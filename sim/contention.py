@@ -27,16 +27,36 @@ class Flow:
         return self.work - self.rate * (now - self.since)
 
 
+class Table:
+    """How fast streams run that are busy together, by what a machine has measured."""
+
+    def __init__(self, slowdown: dict[str, dict]) -> None:
+        self._measured = {frozenset(STREAMS.index(s) for s in key.split("|")): {STREAMS.index(s): v for s, v in rates.items() if s in STREAMS}
+                          for key, rates in slowdown.items()}
+        self._rates: dict[int, tuple[int, ...]] = {}
+
+    def rates(self, busy: int) -> tuple[int, ...]:
+        """ppm of each stream while the streams of a bit mask are busy: the measured set's, else the slowest measured part's."""
+        if busy not in self._rates:
+            streams = frozenset(k for k in range(len(STREAMS)) if busy >> k & 1)
+            parts = [self._measured[streams]] if streams in self._measured else [r for s, r in self._measured.items() if s < streams]
+            self._rates[busy] = tuple(round(PPM * min((p[k] for p in parts if k in p), default=1)) for k in range(len(STREAMS)))
+        return self._rates[busy]
+
+    def unmeasured(self) -> list[str]:
+        """Sets of streams that were asked for and never measured together."""
+        sets = [frozenset(k for k in range(len(STREAMS)) if busy >> k & 1) for busy in self._rates]
+        return sorted("|".join(sorted(STREAMS[k] for k in s)) for s in sets if len(s) > 1 and s not in self._measured)
+
+
 class Pool:
     """What runs at this moment, at most one op a stream."""
 
     def __init__(self, env: Environment, machine: Machine) -> None:
         self.env = env
-        self.table = {frozenset(STREAMS.index(s) for s in key.split("|")): {STREAMS.index(s): v for s, v in rates.items() if s in STREAMS}
-                      for key, rates in machine.slowdown.items()}
+        self.table = Table(machine.slowdown)
         self.flows: dict[int, Flow] = {}
         self._busy = 0
-        self._rates: dict[int, tuple[int, ...]] = {}
 
     def run(self, stream: int, ns: int) -> Event:
         """Starts an op that takes `ns` alone; the event comes when it is done."""
@@ -44,22 +64,9 @@ class Pool:
         self._change(1 << stream)
         return flow.timer
 
-    def unmeasured(self) -> list[str]:
-        """Sets of streams that ran together but were never measured so."""
-        sets = [frozenset(k for k in range(len(STREAMS)) if busy >> k & 1) for busy in self._rates]
-        return sorted("|".join(sorted(STREAMS[k] for k in s)) for s in sets if len(s) > 1 and s not in self.table)
-
-    def rates(self, busy: int) -> tuple[int, ...]:
-        """ppm of each stream while the streams of a bit mask are busy: the measured set's, else the slowest measured part's."""
-        if busy not in self._rates:
-            streams = frozenset(k for k in range(len(STREAMS)) if busy >> k & 1)
-            parts = [self.table[streams]] if streams in self.table else [r for s, r in self.table.items() if s < streams]
-            self._rates[busy] = tuple(round(PPM * min((p[k] for p in parts if k in p), default=1)) for k in range(len(STREAMS)))
-        return self._rates[busy]
-
     def _change(self, bit: int) -> None:
         self._busy ^= bit
-        rates, now = self.rates(self._busy), self.env.now
+        rates, now = self.table.rates(self._busy), self.env.now
         for stream, flow in self.flows.items():
             rate = rates[stream]
             if flow.rate != rate:

@@ -7,6 +7,7 @@
     ext.reduce     ZeRO-3: reduce-scatter of a region's gradients        after the region
                    ZeRO-0: all-reduce of all gradients                   after the last region
     ext.optimizer  AdamW: parameter 2, gradient 2, fp32 master, m and v 12 bytes a parameter (fp32 training: 4 + 4 + 8)
+    ext.step       what else a step takes, at both its ends, where it was measured
 
 With hidden states on the host, the embedding's output goes there chunk by chunk, each after its lookup. Ranks = P. They take no compute units and no link from the schedule's own ops: an assumption that results list.
 """
@@ -21,7 +22,7 @@ from sim.model import Model
 from sim.ops import Work
 from sim.schedule import Schedule
 
-NAMES = ("ext.embed", "ext.gather", "ext.reduce", "ext.optimizer", "ext.embed_bwd", "ext.cast")
+NAMES = ("ext.embed", "ext.gather", "ext.reduce", "ext.optimizer", "ext.embed_bwd", "ext.cast", "ext.step")
 STATE_BYTES = 16
 """Bytes of model states a parameter, bf16 (2 + 2 + 12) or fp32 (4 + 4 + 8)."""
 
@@ -38,7 +39,7 @@ class Externals:
     optimizer: int
     embed_bwd: int = 0
     cast: dict[str, int] = field(default_factory=dict)
-
+    step: int = 0
 
 def region_params(model: Model, region: str) -> int:
     """Parameters that a region uses."""
@@ -84,14 +85,15 @@ def externals(machine: Machine, schedule: Schedule, zero: int) -> Externals:
     back = copied("reload")
     optimizer = through("ext_optimizer", moved["ext_optimizer"], machine["hbm_GBps"])
     cast = {region: ns for region in schedule.regions if (ns := through("ext_cast", cast_bytes(schedule, zero, region), machine["hbm_GBps"]))}
+    step = round(machine.get("step_ns") or 0)
     if P == 1:
-        return Externals(embed, {}, {}, 0, optimizer, back, cast)
+        return Externals(embed, {}, {}, 0, optimizer, back, cast, step)
     if zero != 3:
-        return Externals(embed, {}, {}, through("ext_reduce", moved["ext_reduce"], link_GBps(machine, P)), optimizer, back, cast)
+        return Externals(embed, {}, {}, through("ext_reduce", moved["ext_reduce"], link_GBps(machine, P)), optimizer, back, cast, step)
     gather = {region: sent(region_params(m, region)) for region in schedule.regions}
     reduce = {region: gather[region] for region in schedule.regions if region != "fwd"}
     embedding = sent(m.vocab * m.hidden)
-    return Externals(embed + embedding, gather, reduce, embedding, optimizer, back)
+    return Externals(embed + embedding, gather, reduce, embedding, optimizer, back, {}, step)
 
 
 def _ring(size_bytes: int, ranks: int) -> int:

@@ -41,6 +41,8 @@ OPTIONAL = {
     "pin_GBps": ("positive", "host memory taken and pinned at run time"),
     "zero_GBps": ("positive", "pinned host memory set to zero by the host"),
     "sync_ns": ("non-negative", "from the end of what the host waits for until it goes on"),
+    "region_ns": ("non-negative", "the host's own work before each region, autograd's included"),
+    "step_ns": ("non-negative", "what a step takes before the first and after the last of its work: data, and the host's wait for the loss"),
 }
 """Numbers that a machine may lack: then they are N/A, what they would price costs nothing, and predictions that need them say so."""
 

@@ -1,8 +1,8 @@
 """Simulate: the schedule on a machine, in integer nanoseconds, one simpy process a stream and one for the host thread.
 
-The host issues ops in list order, `launch_ns` each, and blocks when `queue_depth` of them are unfinished, or at a sync. An op starts
+The host issues ops in list order, each in the time that its kind was measured to take (or `launch_ns`), and blocks when `queue_depth` of them are unfinished, or at a sync. An op starts
 when its stream is done with the one before (+ `gap_ns`), it was issued, and its waits are done (+ `wake_ns` if it had to wait).
-External work (gathers, reductions) runs beside, with waits of the same form.
+Before each region it is busy for `region_ns`. External work (gathers, reductions) runs beside, with waits of the same form.
 
 Layers repeat. When two layers in a row begin in the same state (pointers, work left, times, all relative), the step between them
 repeats until the host's look-ahead reaches the end of the run of equal regions: those layers are copied, not simulated. To skip
@@ -64,6 +64,7 @@ class _World:
     def __init__(self, schedule: Schedule, machine: Machine, ext: Externals, unroll: bool) -> None:
         self.env, self.unroll = Environment(ext.embed), unroll
         self.wake, self.gap = (round(machine[f"{k}_ns"]) for k in ("wake", "gap"))
+        self.enter = round(machine.get("region_ns") or 0)
         self.return_ = self.wake if machine.get("sync_ns") is None else round(machine["sync_ns"])
         self.depth = int(machine["queue_depth"])
         self.pool = Pool(self.env, machine) if machine.slowdown else None
@@ -99,6 +100,9 @@ class _World:
         env, me, asked = self.env, self.state[HOST], self.asked
         while me.v < len(self.parts):
             part, base = self.parts[me.v], self.base[me.v]
+            if self.enter:
+                me.i, me.phase, me.end = -1, RUN, env.now + self.enter
+                yield Timeout(env, self.enter)
             for i, (stream, launch) in enumerate(part.host):
                 me.i, me.phase = i, IDLE
                 if stream == HOST:
@@ -241,7 +245,7 @@ class _World:
 
 
 def _timeline(schedule: Schedule, world: _World, ext: Externals) -> Timeline:
-    """Columns in issue order: the embedding, every instance, the embedding's gradient, the last reduction, the optimizer."""
+    """Columns in issue order: the embedding, every instance, the embedding's gradient, the last reduction, the optimizer, what else a step takes."""
     names, tables = [*NAMES], {}
     for name, region in schedule.regions.items():
         extra = [k for k, has in ((1, ext.gather), (5, ext.cast), (2, ext.reduce)) if name in has]
@@ -251,9 +255,9 @@ def _timeline(schedule: Schedule, world: _World, ext: Externals) -> Timeline:
         names += [op.id for op in region.ops]
     start, end = _times(world)
     ends = [max(int(end.max(initial=0)), ext.embed)]
-    for ns in (ext.embed_bwd, ext.final, ext.optimizer):
+    for ns in (ext.embed_bwd, ext.final, ext.optimizer, ext.step):
         ends.append(ends[-1] + ns)
-    after = [(k, a, b) for k, a, b in zip((4, 2, 3), ends, ends[1:]) if b > a]
+    after = [(k, a, b) for k, a, b in zip((4, 2, 3, 6), ends, ends[1:]) if b > a]
     op = [[0], *(tables[region][0] for region, _ in world.instances), [k for k, _, _ in after]]
     stream = [[EXTERNAL], *(tables[region][1] for region, _ in world.instances), [EXTERNAL] * len(after)]
     layer = np.repeat(np.array([-1] + [k for _, k in world.instances] + [-1]), [len(part) for part in op])
@@ -284,7 +288,7 @@ def _assumptions(machine: Machine, schedule: Schedule, world: _World) -> list[st
     if world.pool is None:
         notes.append("contention: never measured, streams run together at full speed")
     else:
-        notes += [f"contention of {streams}: never measured together, priced like its slowest measured part" for streams in world.pool.unmeasured()]
+        notes += [f"contention of {streams}: never measured together, priced like its slowest measured part" for streams in world.pool.table.unmeasured()]
     if machine.dtype not in ("", schedule.dtype):
         notes.append(f"cost curves: measured in {machine.dtype}, taken for {schedule.dtype}")
     if schedule.P > machine["gpus_per_node"]:

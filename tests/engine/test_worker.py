@@ -9,7 +9,7 @@ from engine import calibrate
 from engine.compile import Program
 from engine.ranks import Ranks
 from engine.train import Trainer
-from engine.worker import Job, run_job
+from engine.worker import Job, Run, run_job
 from sim import text
 from tests.engine.cases import schedule, tiny
 
@@ -37,10 +37,10 @@ def test_each_op_s_issue_is_told():
     s = schedule(tiny(vocab=256), 64, 16)
     run, plain = run_job(job(issue=True)), run_job(job())
     ops = {op.id: op for region in s.regions.values() for op in region.ops if op.stream != "host"}
-    assert run.issue_ns.keys() == ops.keys() and min(run.issue_ns.values()) > 0 and plain.issue_ns == {}
+    assert run.issue_ns.keys() == {"loss", "bwd", *ops} and min(run.issue_ns.values()) > 0 and plain.issue_ns == {}
     assert len(run.losses) == 3
     curves = calibrate.curves([s], [run], "here")
-    of_kind = sorted(ns for id, ns in run.issue_ns.items() if ops[id].kind == "proj")
+    of_kind = sorted(ns for id, ns in run.issue_ns.items() if id in ops and ops[id].kind == "proj")
     assert of_kind[0] <= curves["proj"]["issue_ns"] <= of_kind[-1] and "issue_ns" not in calibrate.curves([s], [plain], "here")["proj"]
 
 
@@ -56,3 +56,8 @@ def test_an_op_that_takes_the_host_longer_is_seen(slower, monkeypatch):
     monkeypatch.setattr(Program, "_work", slow)
     told = run_job(job(issue=True)).issue_ns
     assert {id.split(".")[1].split("[")[0] for id, ns in told.items() if ns > 8_000_000} == {slower}
+
+
+def test_what_a_step_takes_beside_its_spans():
+    run = Run(step_ns=[0, 100, 90], traces={1: [("ext.embed", 0, "external", 10, 20), ("fwd.qkv[0]", 0, "compute", 15, 70)], 2: [("ext.embed", 0, "external", 5, 85)]})
+    assert calibrate.beside(run) == [100 - 60, 90 - 80]

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 from rich.progress import Progress
@@ -85,7 +86,7 @@ def _calibrate_here(model: Model, P: int, dtype: str, link_GBps: float | None, o
             return [run_job(job, rank, group, tick) for job in jobs]
 
         def points(plan: Plan) -> list[dict]:
-            return run_micro(plan, rank, group, _named_ticks(bar))
+            return list(chain.from_iterable(run_micro(plan, rank, group, _named_ticks(bar))))
 
         found = calibrate(model, P, dtype, timelines, link_GBps, device=device, micro=points if micro else None)
         if rank == 0:

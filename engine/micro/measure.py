@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -54,9 +54,9 @@ class Point:
             name: median(values) if values else None for name, values in known.items()}
 
 
-def measure(place: Place, meter: Meter, groups: Iterable[Group], begin: float, tick: Tick = lambda done, total, name: None) -> list[dict]:
-    """All points of the groups, each as `Point.found` says. `begin`: when the plan's time began, on time.monotonic."""
-    plan, found = place.plan, []
+def measure(place: Place, meter: Meter, groups: Iterable[Group], begin: float, tick: Tick = lambda done, total, name: None) -> Iterator[list[dict]]:
+    """The points of one group after the other, each as `Point.found` says. `begin`: when the plan's time began, on time.monotonic."""
+    plan = place.plan
     made = [(group, [Point(m, args) for m in group.entries for args in m.sizes(place)]) for group in groups]
     total, done = sum(len(points) for _, points in made) * (1 + plan.rounds), 0
     shares = sum(group.share for group, _ in made)
@@ -77,12 +77,11 @@ def measure(place: Place, meter: Meter, groups: Iterable[Group], begin: float, t
                 _once(place, meter, point)
                 tick(done + len(points) * (1 + k) + n, total, group.name)
         done += len(points) * (1 + plan.rounds)
-        found += [point.found() for point in points]
         for point in points:
             point.call = None
         place.clear()
+        yield [point.found() for point in points]
     tick(total, total, "done")
-    return found
 
 
 def keep_busy(place: Place, seconds: float) -> None:

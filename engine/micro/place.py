@@ -21,12 +21,14 @@ class Plan:
     P: int
     dtype: str
     device: str
-    budget_s: float = 140.0
+    budget_s: float = 120.0
     """All of it ends by then; what was not reached stays N/A."""
     load_s: float = 3.0
     """Load before the first measurement, so that a GPU is at its steady clock."""
     rounds: int = 5
     """Each point is measured so often, all of a group in turns."""
+    kinds: bool = True
+    """Whether every kind of work is measured at its sizes too, not streams together and the host alone."""
 
     @property
     def shapes(self) -> Model:

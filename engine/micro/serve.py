@@ -1,13 +1,13 @@
 """The process of one rank that runs all microbenchmarks: python -m engine.micro.serve PLAN DEVICE, under torchrun where there are several.
 
-Rank 0 prints lines: `tick DONE OF NAME`, and at the end `points JSON`.
+Rank 0 prints lines: `tick DONE OF NAME`, and `points JSON` for every part that is done.
 """
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -27,8 +27,8 @@ from engine.world import world
 TICK, POINTS = "tick ", "points "
 
 
-def run(plan: Plan, rank: int, group: dist.ProcessGroup | None, tick: Callable[[int, int, str], None] = lambda done, total, name: None) -> list[dict]:
-    """All points of a plan, on every rank alike."""
+def run(plan: Plan, rank: int, group: dist.ProcessGroup | None, tick: Callable[[int, int, str], None] = lambda done, total, name: None) -> Iterator[list[dict]]:
+    """All points of a plan, on every rank alike, as soon as they are known."""
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     begin = time.monotonic()
@@ -37,9 +37,10 @@ def run(plan: Plan, rank: int, group: dist.ProcessGroup | None, tick: Callable[[
     try:
         place = Place(plan, rank, group, backend, kernels, choose(kernels, plan.shapes, plan.P, group))
         keep_busy(place, plan.load_s)
-        found = measure_together(place, meter, min(plan.rounds, 3), tick)
-        found += measure_host(place, plan.rounds)
-        return found + measure(place, meter, GROUPS, begin, tick)
+        yield measure_together(place, meter, min(plan.rounds, 3), tick)
+        yield measure_host(place, plan.rounds)
+        if plan.kinds:
+            yield from measure(place, meter, GROUPS, begin, tick)
     finally:
         meter.close()
         backend.close()
@@ -64,8 +65,8 @@ def main(path: str, device: str) -> None:
 
     def work(rank: int, group) -> None:
         say = (lambda line: print(line, flush=True)) if rank == 0 else (lambda line: None)
-        found = run(plan, rank, group, lambda done, total, name: say(f"{TICK}{done} {total} {name}"))
-        say(POINTS + json.dumps(found))
+        for found in run(plan, rank, group, lambda done, total, name: say(f"{TICK}{done} {total} {name}")):
+            say(POINTS + json.dumps(found))
 
     ranked(device, work)
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 
-from engine import calibrate, measure
+from engine import calibrate, measure, probe
+from engine.micro.fit import improved, slowdown_of
+from engine.micro.place import Plan
 from engine.worker import Job, Run
 from experiments.validate.case import Space, shapes
 from sim import machine as machines
@@ -27,7 +29,7 @@ from sim.schedule import Schedule
 from sim.simulate import simulate
 from sim.strategy import Strategy
 
-STEPS = {"cpu": 5, "cuda": 9}
+STEPS = {"cpu": 5, "cuda": 7}
 """Of a calibration job, every other one traced."""
 LOW, HIGH = 5, 95
 """Percentiles of the band."""
@@ -70,12 +72,18 @@ def band(profiles: list[Profile]) -> tuple[float, float]:
     return tuple(float(factor) for factor in np.percentile(both, (LOW, HIGH)))
 
 
-def profile(space: Space, name: str, P: int, device: str, do: Callable[[list[Job]], list[Run]]) -> Profile:
-    """Runs the calibration through `do` (engine.ranks) and fits."""
+def contention(space: Space, P: int, device: str, micro: Callable[[Plan], list[dict]]) -> list[dict]:
+    """What streams together and the host take on P ranks, whatever the model."""
+    return micro(Plan(asdict(shapes(space.models[-1], 1, space.vocab)), P, space.dtype, device, kinds=False))
+
+
+def profile(space: Space, name: str, P: int, device: str, told: list[dict], do: Callable[[list[Job]], list[Run]]) -> Profile:
+    """Runs the calibration through `do` (engine.ranks) and fits. told: what `contention` found."""
     one = shapes(name, 1, space.vocab)
     made = [s for strategy in covering(space, name, P, device) for s in calibrate.schedules(one, P, space.dtype, strategy, device)]
-    runs = do(jobs(made, device))
-    machine = replace(calibrate.profile(one, P, space.dtype, made, runs, None, device), name=f"{name}-P{P}")
+    runs, source = do(jobs(made, device)), f"measured: {probe.provenance()}, microbenchmarks"
+    machine = calibrate.profile(one, P, space.dtype, made, runs, None, device, slowdown_of(told, source))
+    machine = replace(improved(machine, told, {}, P, source, ()), name=f"{name}-P{P}")
     return Profile(machine, crossed(machine, made, runs), [ns / median for run in runs for ns, median in _scatter(run)], _reserved(made, runs))
 
 
@@ -104,7 +112,7 @@ def crossed(machine: Machine, made: list[Schedule], runs: list[Run]) -> list[flo
     found = []
     for chunk in sorted({schedule.chunk for schedule in made}):
         others = [k for k, schedule in enumerate(made) if schedule.chunk != chunk]
-        fits = calibrate.curves([made[k] for k in others], [runs[k] for k in others], "cross-validation")
+        fits = calibrate.curves([made[k] for k in others], [runs[k] for k in others], "cross-validation", machine.slowdown)
         without = replace(machine, fits=fits)
         for schedule, run in zip(made, runs):
             if schedule.chunk == chunk:

@@ -12,7 +12,7 @@ from sim.units import show_tokens
 
 @dataclass(frozen=True)
 class Space:
-    """What is drawn from. Everything else is the default."""
+    """What is drawn from. Everything else is the default, but for model states, which every rank holds whole: a block is what is asked about."""
 
     models: tuple[str, ...]
     layers: tuple[int, ...]
@@ -66,7 +66,7 @@ class Case:
     @property
     def strategy(self) -> Strategy:
         host_sync = "region" if self.device == "cpu" else "none"
-        return Strategy(sp=self.P, chunk=self.chunk, prefetch=self.prefetch, offload=self.offload, save=self.save, order=self.order, host_sync=host_sync)
+        return Strategy(sp=self.P, chunk=self.chunk, prefetch=self.prefetch, offload=self.offload, save=self.save, order=self.order, host_sync=host_sync, zero=0)
 
     def schedule(self) -> Schedule:
         """Raises UserError where it cannot be built."""

@@ -16,7 +16,7 @@ from sim.explain import sums
 from sim.externals import STATE_BYTES
 from sim.machine import Machine
 from sim.metrics import overlap, overrun, peak_bytes, times
-from sim.schedule import Schedule
+from sim.schedule import STREAMS, Schedule
 from sim.simulate import simulate
 from sim.strategy import Strategy
 from sim.timeline import Timeline
@@ -36,7 +36,7 @@ def factor(schedule: Schedule, strategy: Strategy, machine: Machine) -> Timeline
 
 def one_factor(rates: dict) -> dict:
     """The same entry with its mean rate for each stream."""
-    streams = {stream: rate for stream, rate in rates.items() if stream != "source"}
+    streams = {stream: rates[stream] for stream in STREAMS if stream in rates}
     return rates | dict.fromkeys(streams, mean(streams.values()))
 
 

@@ -6,7 +6,6 @@ row says which profile it was predicted with. In the folder: grid.csv, predicted
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,8 +15,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from engine import measure, probe
+from engine.calibrate import LOAD_S
 from engine.worker import Job, Run, check_gpus
 from experiments.bars import pinning, progress
+from experiments.calibrate import microbenchmarks
 from experiments.validate import bars, calibration, grid, predict, report, rows
 from experiments.validate.calibration import Profile
 from experiments.validate.case import SPACES, Case, Space
@@ -36,8 +37,6 @@ RANKS = (1, 2, 4, 8)
 MOST_RANKS = 2
 """P is drawn up to it, if nothing is said."""
 TRACE_EVERY = 3
-LOAD_S, MOST_WARM = 1.5, 19
-"""A GPU works for so long before a step counts, or for so many steps."""
 ROUNDS, LONG_S = {"cuda": 4, "cpu": 2}, (2.0, 8.0)
 """Rounds of two untraced steps and a traced one; half as many, and half again, where a step is longer than these."""
 SETUP_S, HOST_GBps = {"cuda": 4.0, "cpu": 1.0}, 1.5
@@ -143,26 +142,26 @@ def profiles(record: Record, ranks: tuple[int, ...], device: str, given: dict, p
     """(model, P) -> its profile, measured unless this session has it."""
     found, space, where, pin = {}, SPACES[device], record.begin(), pinning(bar)
     for P in ranks:
+        told: list[dict] | None = None
         for name in space.models:
             path = where / f"{name}-P{P}.json"
             if not path.exists():
+                told = calibration.contention(space, P, device, microbenchmarks(bar)) if told is None else told
                 task = bar.add_task(f"calibrate {name}, P={P}", total=None, state="")
 
                 def do(jobs: list[Job]) -> list[Run]:
                     bar.update(task, total=sum(job.steps for job in jobs))
                     return pool.do(P, jobs, lambda: bar.advance(task), pin)
 
-                calibration.profile(space, name, P, device, do).save(path)
+                calibration.profile(space, name, P, device, told, do).save(path)
             profile = Profile.load(path)
             found[name, P] = replace(profile, machine=profile.machine.override(**given))
     return found
 
 
-def pace(predicted_s: float, device: str) -> tuple[int, int]:
-    """(steps that warm up, all steps) of a configuration."""
-    rounds = max(1, ROUNDS[device] >> sum(predicted_s > long for long in LONG_S))
-    warm = 1 if device == "cpu" or predicted_s > LONG_S[0] else min(MOST_WARM, 1 + TRACE_EVERY * math.ceil(LOAD_S / predicted_s / TRACE_EVERY))
-    return warm, warm + TRACE_EVERY * rounds
+def steps(predicted_s: float, device: str) -> int:
+    """Steps of a configuration, the first one included, which is not timed."""
+    return 1 + TRACE_EVERY * max(1, ROUNDS[device] >> sum(predicted_s > long for long in LONG_S))
 
 
 def cost(found: dict[tuple[str, int], Profile], device: str) -> grid.Cost:
@@ -177,7 +176,7 @@ def cost(found: dict[tuple[str, int], Profile], device: str) -> grid.Cost:
         if not predict.fits(timeline):
             return None
         step_s = times(timeline)["step_s"]
-        return pace(step_s, device)[1] * step_s + SETUP_S[device] + case.P * peak_bytes(timeline, "host") / HOST_GBps / 1e9
+        return steps(step_s, device) * step_s + LOAD_S[device] + SETUP_S[device] + case.P * peak_bytes(timeline, "host") / HOST_GBps / 1e9
 
     return seconds
 
@@ -211,12 +210,12 @@ def _measure(cases: list[Case], done: list[Row], found: dict[tuple[str, int], Pr
 
 def measured(row: Row, case: Case, schedule: Schedule, machine: Machine, do: Callable[[list[Job]], list[Run]]) -> None:
     """Runs a configuration, and adds what was measured to its row."""
-    warm, steps = pace(row.predicted_s, case.device)
-    run, = do([Job(text.show(schedule), steps=steps, trace_every=TRACE_EVERY, zero=case.strategy.zero, device=case.device, footprint=True)])
-    warmed = replace(run, traces={step: spans for step, spans in run.traces.items() if step >= warm})
-    bare = [ns / 1e9 for step, ns in enumerate(run.step_ns) if step >= warm and step not in run.traces]
-    timeline = measure.timeline(schedule, case.strategy, machine, warmed)
-    row.steps_s, row.measured_s, row.traced_s = bare, float(np.median(bare)), float(np.median([run.step_ns[step] for step in warmed.traces])) / 1e9
+    run, = do([Job(
+        text.show(schedule), steps=steps(row.predicted_s, case.device), trace_every=TRACE_EVERY, zero=case.strategy.zero, device=case.device,
+        load_s=LOAD_S[case.device], footprint=True)])
+    bare = [ns / 1e9 for step, ns in enumerate(run.step_ns) if step > 0 and step not in run.traces]
+    timeline = measure.timeline(schedule, case.strategy, machine, run)
+    row.steps_s, row.measured_s, row.traced_s = bare, float(np.median(bare)), float(np.median([run.step_ns[step] for step in run.traces])) / 1e9
     row.p05_s, row.p95_s = (float(p) for p in np.percentile(bare, (calibration.LOW, calibration.HIGH)))
     row.hidden_measured, row.kernel = predict.hidden(timeline), run.kernel
     row.planned_hbm_measured, row.planned_host_measured = run.touched_bytes["hbm"], run.touched_bytes["host"]

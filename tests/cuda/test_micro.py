@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import chain
 
 from engine.micro import table
 from engine.micro.fit import numbers_of, slowdown_of
@@ -14,7 +15,7 @@ pytestmark = needs_cuda
 
 
 def measured_by(rank: int, group, plan: Plan) -> list[dict]:
-    return run(plan, rank, group)
+    return list(chain.from_iterable(run(plan, rank, group)))
 
 
 def test_every_kind_answers(ranks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import asdict
+from itertools import chain
 
 import pytest
 import torch
@@ -122,7 +123,7 @@ def plan(**changes) -> Plan:
 
 
 def test_every_entry_of_the_table_runs():
-    found = run(plan(), 0, None)
+    found = list(chain.from_iterable(run(plan(), 0, None)))
     measured = {p["name"] for p in found if p.get("ns")}
     entries = {m.name for group in table.GROUPS for m in group.entries}
     assert measured == entries - {m.name for m in table.SEND}
@@ -136,7 +137,7 @@ def test_every_entry_of_the_table_runs():
 
 
 def test_what_time_does_not_suffice_for_is_not_available():
-    found = run(plan(budget_s=0.0), 0, None)
+    found = list(chain.from_iterable(run(plan(budget_s=0.0), 0, None)))
     rest = [p for p in found if p["name"] != "together"]
     assert len(rest) > 30 and all(p["ns"] is None and p["why"] == "not reached in the time there was" for p in rest)
 
@@ -148,5 +149,5 @@ def test_what_cannot_run_says_why(monkeypatch):
     broken = table.COPY[0]._replace(make=refuse)
     monkeypatch.setattr("engine.micro.serve.GROUPS", (table.Group("copies", 1.0, (broken, table.COPY[1])),))
     monkeypatch.setattr("engine.micro.serve.measure_together", lambda *_: [])
-    found = run(plan(), 0, None)
+    found = list(chain.from_iterable(run(plan(), 0, None)))
     assert {(p["name"], p["ns"] is None, p.get("why")) for p in found} == {("h2d", True, "RuntimeError: no such shape"), ("d2h", False, None)}

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.validate.case import SPACES, Case
 from experiments.validate.grid import Deck, draw, tokens, work
-from experiments.validate.run import cost, pace, plan
+from experiments.validate.run import cost, plan, steps
 from experiments.validate.calibration import Profile
 from engine.calibrate import CHUNKS
 from sim.errors import UserError
@@ -122,10 +122,9 @@ def test_a_grid_for_an_h200_takes_its_budget_and_its_memory(capsys):
     assert {tight(case) is None for case in cases} == {True, False}
 
 
-def test_pace():
-    """A GPU works for 1.5 s before a step counts, in whole rounds; long steps come in two rounds, very long ones in one. Each round has two untraced steps."""
-    assert [pace(s, "cuda") for s in (0.01, 0.3, 1.6, 5.0, 9.0)] == [(19, 31), (7, 19), (4, 16), (1, 7), (1, 4)]
-    assert [pace(s, "cpu") for s in (0.01, 5.0, 9.0)] == [(1, 7), (1, 4), (1, 4)]
+def test_long_steps_are_repeated_less():
+    assert [steps(s, "cuda") for s in (0.01, 1.6, 5.0, 9.0)] == [13, 13, 7, 4]
+    assert [steps(s, "cpu") for s in (0.01, 5.0, 9.0)] == [7, 4, 4]
 
 
 def test_a_deck_deals_all_before_any_comes_again():

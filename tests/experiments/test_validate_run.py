@@ -70,6 +70,7 @@ class Fake:
 def fake(monkeypatch) -> Fake:
     made = Fake()
     monkeypatch.setattr(run, "Pool", made)
+    monkeypatch.setattr(run, "microbenchmarks", lambda bar: lambda plan: [])
     monkeypatch.setattr(probe, "best_gemm_TFLOPS", lambda *_: 1.0)
     monkeypatch.setattr(probe, "launch_ns", lambda *_: 0.0)
     return made
@@ -258,7 +259,8 @@ def test_a_profile_is_a_machines_file(tmp_path):
 
 
 def test_rivals_take_contention_away_or_make_it_one_number():
-    assert predict.one_factor({"compute": 0.9, "h2d": 0.7, "source": "measured"}) == {"compute": 0.8, "h2d": 0.8, "source": "measured"}
+    spread = {"spread": {"compute": [0.8, 0.9], "h2d": [0.7, 0.7]}, "source": "measured"}
+    assert predict.one_factor({"compute": 0.9, "h2d": 0.7} | spread) == {"compute": 0.8, "h2d": 0.8} | spread
     slow = dataclasses.replace(TRUTH, slowdown={"compute|h2d": {"compute": 0.5, "h2d": 0.7, "source": "assumed: a test"}})
     one = Case(0, 0, "demo", 1, 256, "fp32", 1, 2048, 512, True, 2, "query-up", "qkvo", "cpu")
     row = predict.row(one, one.schedule(), Profile(slow, [1.0], [1.0]), "S1", (0.9, 1.2))

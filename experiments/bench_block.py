@@ -67,7 +67,7 @@ def million(P: int) -> Iterator:
 def peers(P: int) -> Iterator:
     part = {"part": "attention", "repeats": 3, "warm_ups": 2}
     yield from row("llama3-8b", "128K", "64K", "engine deepspeed", load_s=3.0, **part)
-    yield from row("llama3-8b", "128K", "32K", "engine", **part)
+    yield from row("llama3-8b", "128K", "64K", "engine", hidden="host", **part)
     part |= {"repeats": 1, "warm_ups": 1}
     yield from row("llama3-8b", "512K", "64K", "engine deepspeed", **part)
     yield from row("gpt-6.7b", "512K", "64K", "engine", accum="host", **part)

@@ -17,6 +17,7 @@ OFFLOAD_MHA_8K = 0.88
 BOUND, MFU, ISSUE, PEAK, HALF_CHUNK = 0.95, 0.48, 0.10, 0.01, 0.55
 PEERS = {
     "llama3-8b S=512K C=64K": ("llama3-8b S=512K C=64K deepspeed", 1.75), "llama3-8b S=128K C=64K": ("llama3-8b S=128K C=64K deepspeed", 3.2),
+    "llama3-8b S=128K C=64K hidden=host": ("llama3-8b S=128K C=64K deepspeed", 3.2),
     "gpt-6.7b S=512K C=64K accum=host": ("gpt-6.7b S=512K C=64K deepspeed", 1.6),
     "llama3-8b S=512K C=64K against FA2": ("llama3-8b S=512K C=64K torch_flash deepspeed", 2.5),
 }
@@ -95,12 +96,12 @@ def _peers(processes: list[dict[str, dict]]) -> Iterable[dict]:
         pairs = [(rows[mine], rows[other]) for rows in processes if all("median_total_s" in rows.get(key, {}) for key in (mine, other))]
         if not pairs:
             continue
-        times, peaks = ([[row[what] for row in rows] for rows in zip(*pairs)] for what in ("median_total_s", "peak_hbm_bytes"))
-        mine, theirs = map(median, times)
+        mine, theirs = (median(row["median_total_s"] for row in rows) for rows in zip(*pairs))
         yield _line(f"{case}: DeepSpeed / engine, {len(pairs)} processes", theirs / mine, asked)
-        if "FA2" not in case and "512K" in case and None not in peaks[0] + peaks[1]:
-            peaks = [median(each) for each in peaks]
-            yield _line(f"{case}: HBM peak, engine / DeepSpeed", peaks[0] / peaks[1], 1.0, least=False)
+        told = [[row["peak_hbm_bytes"] for row in pair] for pair in pairs if all(row["peak_hbm_bytes"] for row in pair)]
+        if "FA2" not in case and told:
+            mine, theirs = map(median, zip(*told))
+            yield _line(f"{case}: HBM peak, engine / DeepSpeed", mine / theirs, 1.0, least=False)
 
 
 _PLANS = {"offload": _offload, "memory": _memory, "million": _million}

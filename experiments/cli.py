@@ -45,6 +45,8 @@ DemoName = Annotated[str, typer.Argument(metavar="MODEL", help="A name that `fpd
 Link = Annotated[Optional[float], typer.Option("--link", metavar="GBPS", help="Paces host copies to this speed, each way.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="bf16 or fp32.")]
 Zero = Annotated[Optional[int], typer.Option("--zero", help="ZeRO stage of the model states: 0 or 3; 3 if not given.")]
+Hbm = Annotated[Optional[str], typer.Option(help="Device memory of one GPU instead of the machine's: 80GiB.")]
+Host = Annotated[Optional[str], typer.Option(help="Host memory of one node instead of the machine's: 1TiB.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
@@ -81,8 +83,7 @@ def kernels(
 def simulate(
     model: ModelName, seq: Seq, machine: MachineName, gpus: Gpus = None, chunk: Chunk = None, layers: Layers = None,
     preset: Preset = None, settings: Settings = [], offload: Offload = None, dtype: Dtype = "bf16",
-    hbm: Annotated[Optional[str], typer.Option(help="Device memory of one GPU instead of the machine's: 80GiB.")] = None,
-    host: Annotated[Optional[str], typer.Option(help="Host memory of one node instead of the machine's: 1TiB.")] = None,
+    hbm: Hbm = None, host: Host = None,
     save_timeline: Annotated[Optional[Path], typer.Option(metavar="FILE", help="Writes the timeline as JSON.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -112,7 +113,30 @@ def simulate(
 
         for line in said:
             print(line)
-        prediction(schedule, computer, result)
+        prediction(schedule, computer, timeline, result)
+
+
+@app.command()
+def longest(
+    model: ModelName, machine: MachineName, gpus: Gpus = None, chunk: Chunk = None, layers: Layers = None,
+    preset: Preset = None, settings: Settings = [], offload: Offload = None, dtype: Dtype = "bf16", hbm: Hbm = None, host: Host = None, as_json: Json = False,
+) -> None:
+    """Predicts the longest S, of 2^k and 3 x 2^k tokens, whose step fits a machine's memory."""
+    from sim import machine as machines
+    from sim.metrics import longest_fit
+    from sim.units import show_tokens
+
+    computer = machines.machine(machine).override(*(None if size is None else parse_bytes(size) for size in (hbm, host)))
+    shapes, strategy = chosen(model, gpus, chunk, layers, preset_settings(preset, settings), offload)
+    if automatic := strategy.autos:
+        raise UserError(f"{automatic[0]}=auto is chosen for one S; give it a value, such as --set {automatic[0]}={getattr(Strategy(), automatic[0])}")
+    strategy.check(shapes, strategy.chunk)
+    tokens = longest_fit(shapes, strategy, computer, one_of_dtypes(dtype))
+    if as_json:
+        print(json.dumps({"inputs": {"model": model, "layers": shapes.layers, "machine": machine, "chunk": strategy.chunk, "gpus": strategy.sp, "strategy": asdict(strategy), "dtype": dtype}, "seq": tokens}, indent=2))
+    else:
+        print(f"{shapes.name}, {shapes.layers} layers, on {computer.name}, C={show_tokens(strategy.chunk)} P={strategy.sp} {dtype}: " + (
+            f"S={show_tokens(tokens)} fits, and nothing longer of 2^k and 3 x 2^k" if tokens else "no S fits; try more GPUs, fewer --layers or a smaller --chunk"))
 
 
 @app.command()
@@ -126,7 +150,7 @@ def show(
     from sim import text
 
     writable(out)
-    computer = machines.machine(machine) if machine else None
+    computer = None if machine is None else machines.machine(machine)
     schedule, _ = built(model, seq, gpus, chunk, layers, preset_settings(preset, settings), offload, dtype, machine=computer, say=note)
     if out:
         write(out, text.show(schedule))
@@ -211,7 +235,7 @@ def compare(
 
     positive("--link", link, 10)
     shapes, strategy = chosen(model, gpus, short(chunk, settings), layers, settings, offload, zero)
-    computer = machines.machine(machine) if machine else None
+    computer = None if machine is None else machines.machine(machine)
     strategy.check(shapes, parse_tokens(seq))
     dtype = one_of_dtypes(dtype)
     from experiments.compare import compare
@@ -252,7 +276,7 @@ def bench(
     shapes, strategy = chosen(model, gpus, chunk, None, settings, None)
     strategy.check(shapes, parse_tokens(seq))
     dtype = dtype and one_of_dtypes(dtype)
-    computer = machines.machine(machine) if machine else None
+    computer = None if machine is None else machines.machine(machine)
     from experiments.bench import bench, chosen_rows, one_of_parts
 
     part, rows = one_of_parts(part), chosen_rows(rows)
@@ -321,7 +345,7 @@ def train(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     host_sync = [] if device == "cuda" or any(setting.startswith("host_sync=") for setting in settings) else ["host_sync=region"]
     dtype = dtype or ("bf16" if device == "cuda" else "fp32")
-    computer = machines.machine(machine) if machine else None
+    computer = None if machine is None else machines.machine(machine)
     say = note if world().rank == 0 else lambda line: None
     schedule, strategy = built(model, seq, ranks, short(chunk, settings), layers, settings + host_sync, offload, dtype, zero, computer, say)
     job = Job(text.show(schedule), steps, lr=lr, zero=strategy.zero, clip=clip, device=device)

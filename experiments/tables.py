@@ -8,7 +8,9 @@ from sim.machine import NUMBERS, OPTIONAL, TEXTS, Machine
 from sim.machine import machine as find_machine
 from sim.machine import presets as machine_presets
 from sim.model import presets as model_presets
+from sim.metrics import parts_at_peak
 from sim.schedule import Schedule
+from sim.timeline import Timeline
 from sim.units import show_bytes, show_tokens
 
 
@@ -35,15 +37,18 @@ def machine(name: str) -> None:
     table((m.name, "value", "source"), [(field, value, m.source(field)) for field, value in values.items()])
 
 
-def prediction(schedule: Schedule, m: Machine, result: dict) -> None:
+def prediction(schedule: Schedule, m: Machine, timeline: Timeline, result: dict) -> None:
     """What `fpdt simulate` says: the summary of a predicted timeline, beside the capacities it was held against."""
-    s = schedule
+    s, peak = schedule, parts_at_peak(timeline, "hbm")
     print(f"{s.model.name}, {s.layers} layers, on {m.name}: S={show_tokens(s.seq)} C={show_tokens(s.chunk)} u={len(s.chunks)} P={s.P} {s.dtype}")
     on_node = min(s.P, int(m["gpus_per_node"]))
     rows = [(name, f"{result[name]:.3f} s", meaning) for name, meaning in TIMES.items()]
+    rows += [("tokens/s", f"{s.seq / result['step_s']:.0f}", "of all ranks together")]
     rows += [(name, f"{result[name]:.2%}", meaning) for name, meaning in SHARES.items()]
     rows += [
+        ("", "", f"utilization is of {m['peak_TFLOPS']:g} TFLOP/s, {m['peak_name']}"),
         ("hbm_peak_bytes", show_bytes(result["hbm_peak_bytes"]), f"of {show_bytes(m['hbm_bytes'])} a GPU"),
+        *((f"  {part}", show_bytes(size), PARTS[part]) for part, size in peak.items()),
         ("host_peak_bytes", show_bytes(result["host_peak_bytes"]), f"a rank; {on_node} {'rank has' if on_node == 1 else 'ranks share'} {show_bytes(m['host_bytes'])}"),
         ("fits", "yes" if result["fits"] else "no", ""),
         ("binding", result["binding"], "what limits it"),
@@ -61,6 +66,14 @@ SHARES = {
     "hfu": "causal, with the forward that is recomputed",
     "mfu_megatron_ds": "all S^2, as the released Megatron-DeepSpeed counts",
     "overlap": "of the time copies take, under compute",
+}
+
+
+PARTS = {
+    "planned": "KV slots, chunks at work, accumulators: the arena",
+    "arguments": "hidden states and gradients of blocks at work",
+    "workspace": "of the kernel at work",
+    "states": "parameters, gradients, optimizer",
 }
 
 

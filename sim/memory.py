@@ -3,7 +3,8 @@
     planned     the arenas, whole                                             live       of them: first write to last access
     arguments   hidden states and their gradients, labels (in HBM, or on the host), weight gradients of a running region (fp32)
     workspace   what a kernel needs beside its operands, while it runs
-    states      parameters, gradients, optimizer; under ZeRO-3 a rank's share, and the gathered parameters of regions at work
+    states      parameters, gradients, optimizer (under ZeRO-3 a rank's share), the parameters gathered or cast for regions at work, and under
+                ZeRO-0 the gradients once more while ranks reduce them
 
 In HBM a hidden state lives while a region is given it: without offload backward reads it too, so every layer's stays. On the host each
 border between blocks has one, for good, and they all share one gradient.
@@ -15,9 +16,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from sim.externals import region_params
 from sim.layout import ITEM
-from sim.need import arguments, gradients, states, workspaces
+from sim.need import arguments, gradients, parameters, reduction, states, workspaces
 from sim.schedule import SPACES, Schedule
 from sim.strategy import Strategy
 from sim.timeline import Timeline
@@ -91,15 +91,9 @@ class _When:
         return None if ops is None else (self.start[ops].min(0), self.end[ops].max(0))
 
     def region(self, region: str) -> tuple[np.ndarray, np.ndarray]:
-        """(first start, last end) of a region's ops, by layer."""
-        low = self.base[region]
-        return self._extent(slice(low, min((b for b in self.base.values() if b > low), default=len(self.start))))
-
-    def computing(self, region: str) -> tuple[np.ndarray, np.ndarray]:
-        """The same of its compute ops: with hidden states on the host, only they use what the caller owns, and the caller goes on after them."""
-        return self._extent(self.compute[region])
-
-    def _extent(self, ops) -> tuple[np.ndarray, np.ndarray]:
+        """(first start, last end) of a region's compute ops, by layer. Its copies may run beside the regions around it; what it is given comes and goes with
+        the calls, which are one after the other."""
+        ops = self.compute[region]
         return self.start[ops].min(0, initial=np.iinfo(np.int64).max), self.end[ops].max(0, initial=-1)
 
     def external(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -144,21 +138,22 @@ def _workspace(schedule: Schedule, when: _When, kernel: str) -> Lives:
 
 
 def _states(schedule: Schedule, when: _When, zero: int) -> Lives:
-    m, item = schedule.model, ITEM[schedule.dtype]
+    m, sharded = schedule.model, zero == 3 and schedule.P > 1
     end = int(when.timeline.end_ns.max(initial=0))
     low, high, size = [0], [end], [states(schedule, zero)]
-    if zero == 3 and schedule.P > 1:
-        gathered = when.external("ext.gather")[0]
-        regions = {r: (when.computing if schedule.hidden == "host" else when.region)(r) for r in schedule.regions}
-        order = schedule.order()
-        for k, (region, layer) in enumerate(order):
-            start, last = (t[layer] for t in regions[region])
-            low.append(min(start, gathered[k]) if len(gathered) == len(order) else start)
-            high.append(last)
-            size.append(region_params(m, region) * item)
-        embedded = when.external("ext.embed")[1]
-        if len(embedded):
-            low.append(0), high.append(embedded[0]), size.append(m.vocab * m.hidden * item)
+    made, order = parameters(schedule, zero), schedule.order()
+    gathered = when.external("ext.gather" if sharded else "ext.cast")[0]
+    regions = {r: when.region(r) for r in schedule.regions}
+    for k, (region, layer) in enumerate(order):
+        start, last = (t[layer] for t in regions[region])
+        low.append(min(start, gathered[k]) if len(gathered) == len(order) else start)
+        high.append(last)
+        size.append(made[region])
+    embedded = when.external("ext.embed")[1]
+    if sharded and len(embedded):
+        low.append(0), high.append(embedded[0]), size.append(m.vocab * m.hidden * ITEM[schedule.dtype])
+    for start, last in zip(*when.external("ext.reduce")):
+        low.append(start), high.append(last), size.append(reduction(schedule, zero))
     return _lives(low, high, size)
 
 

@@ -94,6 +94,13 @@ def peak_bytes(timeline: Timeline, space: str) -> int:
     return int(memory.total(rows).max(initial=0)) if rows else 0
 
 
+def parts_at_peak(timeline: Timeline, space: str) -> dict[str, int]:
+    """The bytes of each row that the peak is the sum of, when it is reached; it is reached first there."""
+    rows = timeline.memory[space]
+    at = int(memory.total(rows).argmax())
+    return {row: int(rows[row][at]) for row in memory.COUNTED}
+
+
 def overrun(timeline: Timeline) -> dict[str, int]:
     """Space -> bytes beyond its capacity, negative where there is room. Host memory is a node's, shared by its ranks."""
     n = timeline.meta["numbers"]

@@ -1,7 +1,7 @@
 """Need: the most memory a rank takes in a step, from the schedule alone: no simulation, so that it can be asked before anything starts.
 
 The same things as sim.memory counts over time: arenas and states throughout, and beside them the arguments of regions at work, their
-largest workspace and, under ZeRO-3, the parameters gathered for them. A bound from above, some percent high.
+largest workspace and the parameters gathered or cast for them. A bound from above, some percent high.
 """
 from __future__ import annotations
 
@@ -30,11 +30,17 @@ def beside(schedule: Schedule, zero: int) -> int:
     waiting = schedule.layers if "bwd" in schedule.regions and "x" in arguments(schedule, "bwd") else 0
     grads = gradients(schedule)
     work = {r: workspace(schedule, r) for r in schedule.regions}
-    whole = {r: region_params(schedule.model, r) * ITEM[schedule.dtype] if zero == 3 and schedule.P > 1 else 0 for r in schedule.regions}
+    made, prefetched = parameters(schedule, zero), zero == 3 and schedule.P > 1
     always = (3 + waiting) * hidden + 8 * schedule.seq // schedule.P if schedule.hidden == "hbm" else 0
     order = [r for r, _ in schedule.order(min(schedule.layers, 2))]
     pairs = list(zip(order, order[1:])) or [(r,) for r in order]
-    return always + max((sum(whole[r] + grads[r] for r in pair) + max(work[r] for r in pair) for pair in pairs), default=0)
+    return always + max(((sum if prefetched else max)(made[r] for r in pair) + sum(grads[r] for r in pair) + max(work[r] for r in pair) for pair in pairs), default=0)
+
+
+def parameters(schedule: Schedule, zero: int) -> dict[str, int]:
+    """By region, the bytes of the parameters that are made for it, gathered or cast, and gone after it."""
+    made = (zero == 3 and schedule.P > 1) or ITEM[schedule.dtype] == 2
+    return {r: region_params(schedule.model, r) * ITEM[schedule.dtype] * made for r in schedule.regions}
 
 
 def reduction(schedule: Schedule, zero: int) -> int:

@@ -11,6 +11,7 @@ from experiments import cli
 from sim import text, timeline, upstream
 from sim.schedule import Schedule
 from sim.strategy import Strategy
+from sim.units import show_tokens
 from tests.sim.tiny import tiny_machine
 
 SIMULATE = "simulate llama3-8b --machine a100-80g-sxm --gpus 4 --layers 2 --seq 128K --chunk 32K --json"
@@ -57,6 +58,23 @@ def test_capacities_decide_whether_it_fits(fpdt):
     tight = json.loads(fpdt(SIMULATE + " --host 1GiB"))
     assert (tight["fits"], tight["binding"]) == (False, "host")
     assert json.loads(fpdt(SIMULATE + " --no-offload"))["host_peak_bytes"] == 0
+
+
+def test_the_longest_sequence_that_fits(fpdt):
+    said = fpdt("longest llama3-8b --machine a100-80g-sxm --gpus 4 --layers 2 --hbm 16GiB")
+    tokens = json.loads(fpdt("longest llama3-8b --machine a100-80g-sxm --gpus 4 --layers 2 --hbm 16GiB --json"))["seq"]
+    assert said == f"llama3-8b, 2 layers, on a100-80g-sxm, C=64K P=4 bf16: S={show_tokens(tokens)} fits, and nothing longer of 2^k and 3 x 2^k\n"
+    fits = [json.loads(fpdt(SIMULATE.replace("--seq 128K --chunk 32K", f"--seq {S} --chunk 64K --hbm 16GiB")))["fits"] for S in (tokens, tokens // 2 * 3 if tokens % 3 else tokens // 3 * 4)]
+    assert fits == [True, False]
+    assert "no S fits" in fpdt("longest llama3-8b --machine a100-80g-sxm --hbm 1GiB")
+
+
+def test_the_parts_of_a_peak_sum_to_it(fpdt):
+    lines = [line.split() for line in fpdt(SIMULATE.replace("--json", "")).splitlines()]
+    GiB = {line[0]: float(line[1]) / (1024 if line[2] == "MiB" else 1) for line in lines if len(line) > 2 and line[2] in ("GiB", "MiB")}
+    assert sum(GiB[part] for part in ("planned", "arguments", "workspace", "states")) == pytest.approx(GiB["hbm_peak_bytes"], abs=0.02)
+    tokens, = (float(line[1]) for line in lines if line[:1] == ["tokens/s"])
+    assert tokens == pytest.approx((128 << 10) / json.loads(fpdt(SIMULATE))["step_s"], abs=0.5)
 
 
 def test_padding_is_said(fpdt):

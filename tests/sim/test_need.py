@@ -26,7 +26,7 @@ def test_a_little_above_the_simulated_peak(name, layers, P, zero, settings):
         schedule = build(model(name, layers=layers), strategy, chunk * chunks)
         timeline, found = simulate(schedule, strategy, A100), need(schedule, zero)
         fixed = schedule.arena_bytes("hbm") + states(schedule, zero)
-        assert peak_bytes(timeline, "hbm") <= fixed + beside(schedule, zero) <= 1.17 * peak_bytes(timeline, "hbm")
+        assert peak_bytes(timeline, "hbm") <= found["hbm"] <= 1.17 * peak_bytes(timeline, "hbm")
         assert found == {"hbm": fixed + max(beside(schedule, zero), reduction(schedule, zero)), "host": peak_bytes(timeline, "host")}
 
 
@@ -37,7 +37,7 @@ def test_its_parts_by_hand():
     assert (reduction(schedule, 3), reduction(schedule, 0)) == (0, 4 * m.params)
     hidden, labels = 4096 * 256 * 2, 8 * 4096
     bwd = 2 * 4 * m.block_params + workspace(schedule, "bwd")  # a block's gradients while those of the one before are reduced
-    assert beside(schedule, 0) == 3 * hidden + labels + bwd
+    assert beside(schedule, 0) == 3 * hidden + labels + bwd + 2 * m.block_params  # cast for one region at a time, gathered one ahead
     assert beside(schedule, 3) == 3 * hidden + labels + bwd + 2 * 2 * m.block_params
     for region, ops in schedule.regions.items():
         assert workspace(schedule, region) == max(KINDS[op.kind].workspace(op, schedule) for op in ops.ops)

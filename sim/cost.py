@@ -34,7 +34,8 @@ def op_ns(machine: Machine, schedule: Schedule) -> dict[str, int]:
 
 def issue_ns(machine: Machine, schedule: Schedule) -> dict[str, int]:
     """Op id -> what the host pays to issue it, in ns."""
-    return {op.id: round(machine.fits.get(key(op), {}).get("issue_ns", machine["launch_ns"])) for region in schedule.regions.values() for op in region.ops}
+    known, else_ns = {k: round(fit["issue_ns"]) for k, fit in machine.fits.items() if "issue_ns" in fit}, round(machine["launch_ns"])
+    return {op.id: known.get(key(op), else_ns) if known else else_ns for region in schedule.regions.values() for op in region.ops}
 
 
 def features(work: Work) -> tuple[float, float]:

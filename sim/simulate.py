@@ -21,7 +21,7 @@ from sim.contention import Pool
 from sim.cost import issue_ns, needed, op_ns, unfitted
 from sim.errors import UserError
 from sim.externals import NAMES, Externals, externals
-from sim.machine import NUMBERS, Machine
+from sim.machine import NEVER, NUMBERS, Machine
 from sim.ops import key
 from sim.parts import HOST, parts
 from sim.schedule import STREAMS, Schedule
@@ -296,6 +296,8 @@ def _assumptions(machine: Machine, schedule: Schedule, world: _World) -> list[st
     for name in sorted({n for region in schedule.regions.values() for op in region.ops if op.kind == "pin" for n in needed(key(op))}):
         if machine.get(name) is None or machine.source(name).startswith("assumed"):
             notes.append(f"{name}: {machine.source(name)}" + ", priced at nothing" * (machine.get(name) is None))
+    if unknown := [name for name in ("region_ns", "step_ns") if machine.get(name) is None]:
+        notes.append(f"{' and '.join(unknown)}: {NEVER}, the host's own work at the borders of regions and of a step costs nothing")
     notes += [f"{name}: no cost curve was measured, priced by rates" for name in unfitted(machine, schedule)]
     notes.append("external work (embedding, gathers, reductions, optimizer) slows nothing else")
     return notes

@@ -7,12 +7,14 @@ from sim.schedule import STREAMS
 Trace = list[tuple[str, int, str, int, int]]
 """(op id, layer, stream, start_ns, end_ns)."""
 
+_DEVICE = set(STREAMS) - {"host"}
+
 
 def alone(trace: Trace, slowdown: dict[str, dict]) -> Trace:
-    """The same trace, each span ended where it would have ended; what is on no stream of the schedule's slows nothing and stays."""
+    """The same trace, each span ended where it would have ended; what is on none of the device's streams, as the host's waits, slows nothing and stays."""
     table, busy, rates, now = Table(slowdown), 0, (), 0
     work = [end - start for *_, start, end in trace]
-    edges = sorted((at, side, k) for k, (_, _, stream, *span) in enumerate(trace) if stream in STREAMS for side, at in ((1, span[0]), (0, span[1])) if span[0] < span[1])
+    edges = sorted((at, side, k) for k, (_, _, stream, *span) in enumerate(trace) if stream in _DEVICE for side, at in ((1, span[0]), (0, span[1])) if span[0] < span[1])
     running: dict[int, int] = {}
     for at, begins, k in edges:
         for other, stream in running.items():

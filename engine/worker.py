@@ -115,7 +115,6 @@ class Session:
         """One training step; its loss, time and, if traced, spans are added to self.run."""
         run, program, step = self.run, self.program, self.first + len(self.run.losses)
         program.spans = [] if traced else None
-        program.copied_bytes = dict.fromkeys(program.copied_bytes, 0)
         self._barrier()
         self._backend.settle()
         start, begin = time.perf_counter_ns(), []
@@ -147,6 +146,7 @@ class Session:
         self._train(0)
 
     def _train(self, step: int):
+        self.program.copied_bytes = dict.fromkeys(self.program.copied_bytes, 0)
         at = step % self.job.steps * self.seq
         found = self.trainer.step(self._data[at:at + self.seq], self.job.last_update or step < self.job.steps - 1)
         self._backend.settle()

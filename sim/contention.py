@@ -31,8 +31,8 @@ class Table:
     """How fast streams run that are busy together, by what a machine has measured."""
 
     def __init__(self, slowdown: dict[str, dict]) -> None:
-        self._measured = {frozenset(STREAMS.index(s) for s in key.split("|")): {STREAMS.index(s): v for s, v in rates.items() if s in STREAMS}
-                          for key, rates in slowdown.items()}
+        sets = ((key.split("|"), rates) for key, rates in slowdown.items())
+        self._measured = {frozenset(map(STREAMS.index, streams)): {STREAMS.index(s): rates[s] for s in streams} for streams, rates in sets}
         self._rates: dict[int, tuple[int, ...]] = {}
 
     def rates(self, busy: int) -> tuple[int, ...]:
@@ -40,7 +40,7 @@ class Table:
         if busy not in self._rates:
             streams = frozenset(k for k in range(len(STREAMS)) if busy >> k & 1)
             parts = [self._measured[streams]] if streams in self._measured else [r for s, r in self._measured.items() if s < streams]
-            self._rates[busy] = tuple(round(PPM * min((p[k] for p in parts if k in p), default=1)) for k in range(len(STREAMS)))
+            self._rates[busy] = tuple(max(1, round(PPM * min((p[k] for p in parts if k in p), default=1))) for k in range(len(STREAMS)))
         return self._rates[busy]
 
     def unmeasured(self) -> list[str]:

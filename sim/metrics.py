@@ -192,7 +192,8 @@ def _merge(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def longest_fit(model: Model, strategy: Strategy, machine: Machine, dtype: str = "bf16") -> int:
     """The longest S, of 2^k and 3 x 2^k tokens, that fits the machine; 0 if none does.
 
-    Up to a dozen chunks are planned and simulated; from there memory grows by the same bytes a chunk, so it is extended.
+    Up to a dozen chunks are planned and simulated, or so many that the resident share of them and of half as many is whole; from there
+    memory grows by the same bytes a chunk, so it is extended.
     """
     from sim.build.step import build
     from sim.simulate import simulate
@@ -200,11 +201,13 @@ def longest_fit(model: Model, strategy: Strategy, machine: Machine, dtype: str =
     def over(seq: int) -> dict[str, int]:
         return overrun(simulate(build(model, strategy, seq, dtype), strategy, machine))
 
-    few, more = 6 * strategy.chunk, 12 * strategy.chunk
+    half = next((u for u in (6, 8) if u * strategy.resident % 1 == 0), 10)
+    few, more = half * strategy.chunk, 2 * half * strategy.chunk
     a, b = over(few), over(more)
 
     def fits(seq: int) -> bool:
         try:
+            strategy.check(model, seq)
             there = over(seq) if seq < more else {s: b[s] + (b[s] - a[s]) * (seq - more) // (more - few) for s in b}
         except UserError:
             return False

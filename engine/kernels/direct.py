@@ -6,22 +6,27 @@ times what a launch does. With operands of one form (dtypes, shapes, strides) it
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 
 import torch
+
+_watched = Lock()
+"""One at a time puts its own in a cache's place, or what it puts back would be another's."""
 
 
 def bound(function: Callable, call: Callable, operands: tuple[torch.Tensor, ...]) -> Callable:
     """Runs call(*operands), which calls `function`, and returns what does the same with other operands of this form: the one kernel that was
     called, if it was given the operands first and no tensor after them, with what followed them; else `call`."""
-    cache = getattr(function, "compile_cache", None)
-    if cache is None:
+    if getattr(function, "compile_cache", None) is None:
         call(*operands)
         return call
-    function.compile_cache = seen = _Seen(cache)
-    try:
-        call(*operands)
-    finally:
-        function.compile_cache = cache
+    with _watched:
+        cache = function.compile_cache
+        function.compile_cache = seen = _Seen(cache)
+        try:
+            call(*operands)
+        finally:
+            function.compile_cache = cache
     if len(seen.calls) != 1:
         return call
     kernel, args = seen.calls[0]

@@ -35,3 +35,10 @@ def test_what_the_simulator_slowed_is_as_long_as_it_was_priced():
     found = sorted((id, layer, end - start) for id, layer, _, start, end in alone(slowed, slow))
     assert sum(a[4] - a[3] > 1.05 * (b[4] - b[3]) for a, b in zip(slowed, free)) > 20
     assert all(f[:2] == w[:2] and abs(f[2] - w[2]) <= 2 for f, w in zip(found, want, strict=True))
+
+
+def test_a_host_that_waits_slows_nothing():
+    """Three measured together are no slower for it, though a part of them is."""
+    slow = PAIR | {"compute|d2h|h2d": {"compute": 0.9, "d2h": 0.7, "h2d": 0.9}}
+    trace = [("a", 0, "compute", 0, 100), ("b", 0, "h2d", 0, 100), ("c", 0, "d2h", 0, 100), ("sync", 0, "host", 0, 100)]
+    assert [end - start for *_, start, end in alone(trace, slow)] == [90, 90, 70, 100]

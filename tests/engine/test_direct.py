@@ -1,6 +1,10 @@
 """Direct: a compiled kernel is called without what found it, where that is the same; else all is called as it was."""
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError, Thread
+
 import pytest
 import torch
 
@@ -57,6 +61,26 @@ def test_the_cache_is_put_back_when_the_function_fails():
     with pytest.raises(ValueError):
         bound(function, function, (torch.ones(1), torch.zeros(1)))
     assert function.compile_cache is cache
+
+
+def test_two_threads_that_call_first_leave_the_cache_as_it_was():
+    function, asked = package()
+    cache, both, entered = function.compile_cache, Barrier(2), []
+
+    def slow(x, to):
+        entered.append(1)
+        last = len(entered) == 2
+        with suppress(BrokenBarrierError):
+            both.wait(0.2)
+        time.sleep(0.1 * last)
+        function(x, to)
+
+    threads = [Thread(target=bound, args=(function, slow, (torch.ones(4), torch.zeros(4)))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert function.compile_cache is cache and len(asked) == 2
 
 
 def test_flash_attn_4_asks_the_package_once_for_each_form(monkeypatch):

@@ -26,6 +26,11 @@ def test_load_leaves_no_trace_in_the_result(monkeypatch):
     assert loaded.traces.keys() == plain.traces.keys() and loaded.losses[0] == plain.losses[0]
 
 
+def test_copied_bytes_are_one_step_s_whatever_ran_behind_it():
+    found = [run_job(job(**extra)).copied_bytes for extra in ({}, {"footprint": True}, {"issue": True}, {"load_s": 0.1})]
+    assert found[0]["h2d"] > 0 and all(each == found[0] for each in found)
+
+
 def test_ranks_load_alike():
     """The number of steps is the slowest rank's, or all-to-alls would wait for ever."""
     with Ranks(2) as ranks:

@@ -8,7 +8,7 @@ from sim.machine import machine
 from sim.metrics import KEYS, busy_ns, critical_path, longest_fit, model_flops, overlap, overrun, summary, times
 from sim.model import model
 from sim.simulate import simulate
-from sim.strategy import Strategy
+from sim.strategy import MOST_CHUNKS, Strategy
 from sim.timeline import Timeline, load
 from tests.sim.tiny import tiny_machine, world
 
@@ -141,6 +141,19 @@ def test_the_longest_sequence_fits_and_the_next_does_not(offload):
     step = longest // 3 if longest % 3 == 0 else longest // 2
     for seq, fits in ((longest, True), (longest + step, False)):
         assert summary(simulate(build(model("llama3-8b"), strategy, seq), strategy, A100))["fits"] is fits
+
+
+@pytest.mark.parametrize("resident", (0.25, 0.5, 0.75, 1))
+def test_the_longest_sequence_is_right_to_the_byte_with_a_resident_share(resident):
+    shapes, strategy, seq = model("demo", layers=2), Strategy(chunk=1024, resident=resident), 48 << 10
+    over = overrun(simulate(build(shapes, strategy, seq), strategy, A100))
+    for more, longest in ((0, seq), (1, seq * 2 // 3)):
+        snug = {f"{space}_bytes": int(A100[f"{space}_bytes"]) + extra for space, extra in over.items()}
+        assert longest_fit(shapes, strategy, A100.override(**snug | {"host_bytes": snug["host_bytes"] - more})) == longest
+
+
+def test_the_longest_sequence_is_one_that_is_built():
+    assert longest_fit(model("demo"), Strategy(chunk=1024), A100) == MOST_CHUNKS * 1024
 
 
 def test_nothing_fits_a_machine_too_small_for_the_states():

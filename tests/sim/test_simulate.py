@@ -118,6 +118,13 @@ def test_three_streams_are_as_slow_as_their_slowest_measured_pair():
     assert any(note.startswith("contention of compute|d2h:") for note in timeline.meta["assumptions"])
 
 
+@pytest.mark.parametrize("entry, end", (({"compute": 1e-9, "h2d": 1}, 140), ({"compute": 1, "h2d": 1, "d2h": 0}, 100), ({"compute": 1, "h2d": 1, "host": "x"}, 100)))
+def test_odd_rates_of_a_table_neither_stop_the_step_nor_count_for_streams_outside_their_set(entry, end):
+    """Nothing is slower than a millionth."""
+    lines = "compute ffn[0]\nh2d reload.x[0]\nd2h offload.x[0]"
+    assert max(e for *_, e in events({"fwd": lines}, tiny_machine({"compute|h2d": entry}))) == end
+
+
 FOUR = "compute ffn[0]\nh2d reload.x[0]\nd2h offload.x[0]\ncomm a2a.x[0]"
 """100, 40, 50 and 5 ns alone, all begun at 0."""
 

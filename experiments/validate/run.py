@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from engine import measure, probe
-from engine.calibrate import LOAD_S
+from engine.calibrate import LOAD_S, beside
 from engine.worker import Job, Run, check_gpus
 from experiments.bars import pinning, progress
 from experiments.calibrate import microbenchmarks
@@ -219,7 +219,7 @@ def measured(row: Row, case: Case, schedule: Schedule, machine: Machine, do: Cal
     row.p05_s, row.p95_s = (float(p) for p in np.percentile(bare, (calibration.LOW, calibration.HIGH)))
     row.hidden_measured, row.kernel = predict.hidden(timeline), run.kernel
     row.planned_hbm_measured, row.planned_host_measured = run.touched_bytes["hbm"], run.touched_bytes["host"]
-    took = predict.durations(timeline)
+    took = predict.durations(timeline) | {("step", "external"): round(float(np.median(beside(run))))}
     row.kinds = [[kind, stream, ns, took.pop((kind, stream), 0)] for kind, stream, ns, _ in row.kinds] + [[*key, 0, ns] for key, ns in took.items()]
     memory = run.memory_bytes
     row.states_measured = memory["states"]

@@ -98,7 +98,7 @@ def run() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("plan", choices=(*PLANS, "judge"))
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--only", default="", help="only rows whose name has this in it")
+    parser.add_argument("--only", default="", help="only rows whose name has this in it; or one of several, between |")
     parser.add_argument("--process", type=int, default=0, help="which of several runs of a plan this is")
     parser.add_argument("--out", type=Path, default=Path("results/bars/block"))
     args = parser.parse_args()
@@ -114,7 +114,7 @@ def run() -> None:
     head = {"provenance": probe.provenance(), "command": f"python -m experiments.bench_block {' '.join(sys.argv[1:])}"}
     earlier = read(path) if path.exists() else {}
     results = earlier["rows"] if earlier.get("provenance") == head["provenance"] else {}
-    wanted = {key: spec for key, spec in PLANS[args.plan](args.gpus) if "median_total_s" not in results.get(key, {}) and args.only in key}
+    wanted = {key: spec for key, spec in PLANS[args.plan](args.gpus) if "median_total_s" not in results.get(key, {}) and any(part in key for part in args.only.split("|"))}
 
     def keep(key: str, found: dict) -> None:
         results[key] = {k: v for k, v in wanted[key].items() if k != "row"} | found

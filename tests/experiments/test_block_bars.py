@@ -96,9 +96,12 @@ def test_a_plan_runs_and_goes_on(tmp_path, monkeypatch, capsys):
         yield from bench_block.row("demo", "512", "128", "deepspeed bound", repeats=1)
 
     monkeypatch.setitem(bench_block.PLANS, "memory", tiny)
-    monkeypatch.setattr(sys, "argv", ["bench_block", "memory", "--gpus", "1", "--out", str(tmp_path)])
-    bench_block.main()
     path = tmp_path / "memory-1gpu.json"
+    monkeypatch.setattr(sys, "argv", ["bench_block", "memory", "--gpus", "1", "--out", str(tmp_path), "--only", "hidden=host|none"])
+    bench_block.main()
+    assert len(json.loads(path.read_text())["rows"]) == 1
+    monkeypatch.setattr(sys, "argv", sys.argv[:-2])
+    bench_block.main()
     first = json.loads(path.read_text())
     key = "demo S=512 C=128 hidden=host accum=host engine"
     assert list(first["rows"]) == [key, "demo S=512 C=128 deepspeed", "demo S=512 C=128 bound"]

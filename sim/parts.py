@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.externals import Externals
-from sim.schedule import PREV, STREAMS, Op, Schedule
+from sim.schedule import PREV, STREAMS, Schedule
 
 HOST = STREAMS.index("host")
 GATHER, REDUCE = len(STREAMS), len(STREAMS) + 1
@@ -41,14 +41,8 @@ def parts(schedule: Schedule, ns: dict[str, int], issue: dict[str, int], ext: Ex
     compute = {r: [k for k, op in enumerate(region.ops) if op.stream == "compute"] for r, region in schedule.regions.items()}
     made: dict[tuple[str, str], Part] = {}
 
-    def waits_of(op: Op, region: str, before: str) -> tuple:
-        found = []
-        for w in op.waits:
-            if not w.startswith(PREV):
-                found.append((0, index[region][w]))
-            elif before and w.startswith(f"{PREV}{before}:"):
-                found.append((1, index[before][w.split(":", 2)[2]]))
-        return tuple(found)
+    within = {r: [tuple([(0, found[w]) for w in op.waits if not w.startswith(PREV)]) for op in schedule.regions[r].ops] for r, found in index.items()}
+    across = {r: {k: prev for k, op in enumerate(region.ops) if (prev := [w.removeprefix(PREV) for w in op.waits if w.startswith(PREV)])} for r, region in schedule.regions.items()}
 
     def make(region: str, before: str) -> Part:
         ops = schedule.regions[region].ops
@@ -58,7 +52,9 @@ def parts(schedule: Schedule, ns: dict[str, int], issue: dict[str, int], ext: Ex
         mine = compute[region]
         gate = len(ops) if region in ready else -1
         for k, (op, (s, _)) in enumerate(zip(ops, host)):
-            waits = waits_of(op, region, before)
+            waits = within[region][k]
+            if k in across[region]:
+                waits += tuple([(1, index[before][id]) for where, id in (w.split(":", 1) for w in across[region][k]) if where == before])
             if s == HOST:
                 syncs[k] = waits, ns[op.id]
             else:

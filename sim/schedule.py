@@ -53,11 +53,11 @@ class Op:
     writes: tuple[str, ...]
     args: dict[str, int] = field(default_factory=dict)
     waits: tuple[str, ...] = ()
+    kind: str = field(init=False, repr=False, compare=False)
+    """fwd.offload.kv[3] -> offload."""
 
-    @property
-    def kind(self) -> str:
-        """fwd.offload.kv[3] -> offload."""
-        return kind_of(self.id)
+    def __post_init__(self) -> None:
+        self.kind = kind_of(self.id)
 
 
 def kind_of(id: str) -> str:

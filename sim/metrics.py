@@ -10,8 +10,6 @@ each over step time x ranks x the machine's peak.
 """
 from __future__ import annotations
 
-from bisect import bisect_right
-
 import numpy as np
 
 from sim import memory
@@ -124,20 +122,20 @@ def critical_path(timeline: Timeline) -> dict[str, int]:
         return path
     stream = max(chains, key=lambda s: chains[s].end[-1])
     k = len(chains[stream].end) - 1
-    begin = min(c.start[0] for c in chains.values())
-    now = chains[stream].end[k]
+    begin = min(c.start.item(0) for c in chains.values())
+    now = chains[stream].end.item(k)
     while True:
-        head = chains[stream].head[k]
-        start = chains[stream].start[head]
+        head = chains[stream].head.item(k)
+        start = chains[stream].start.item(head)
         path[stream] += now - start
         before = {s: c.last_until(start, head if s == stream else len(c.end)) for s, c in chains.items()}
         before = {s: i for s, i in before.items() if i >= 0}
         if not before:
             path[ISSUE] += start - begin
             return path
-        stream = max(before, key=lambda s: chains[s].end[before[s]])
+        stream = max(before, key=lambda s: chains[s].end.item(before[s]))
         k = before[stream]
-        now = chains[stream].end[k]
+        now = chains[stream].end.item(k)
         if start - now > max(gap, wake):
             path[ISSUE] += start - now
 
@@ -151,13 +149,13 @@ class _Chains:
         if stream == "external":
             order = np.argsort(end, kind="stable")
             start, end = start[order], end[order]
+        self.start, self.end = start, end
         broken = np.r_[True, (start[1:] - end[:-1] > gap) | (start[1:] < end[:-1])] if len(end) else np.zeros(0, bool)
-        head = np.maximum.accumulate(np.where(broken, np.arange(len(end)), 0)) if len(end) else broken
-        self.start, self.end, self.head = start.tolist(), end.tolist(), head.tolist()  # asked for one by one
+        self.head = np.maximum.accumulate(np.where(broken, np.arange(len(end)), 0)) if len(end) else broken
 
     def last_until(self, t: int, below: int) -> int:
         """The last span, of the first `below`, that ended by t; -1 if none did."""
-        return min(bisect_right(self.end, t), below) - 1
+        return min(self.end.searchsorted(t, "right").item(), below) - 1
 
 
 class _Busy:

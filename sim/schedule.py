@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from sys import intern
 
 from sim.layout import ITEM, Layout, chunks
 from sim.model import Model
@@ -57,7 +58,7 @@ class Op:
     """fwd.offload.kv[3] -> offload."""
 
     def __post_init__(self) -> None:
-        self.kind = kind_of(self.id)
+        self.kind = intern(kind_of(self.id))
 
 
 def kind_of(id: str) -> str:

@@ -76,6 +76,8 @@ class _World:
         self.done: list[list[int]] = []
         self.issued = self.open = 0
         self.room: Event | None = None
+        """What the host waits for while the queue is full, and room_ns, what its next op then takes to issue."""
+        self.room_ns = 0
         self.asked: dict[int, Event] = {}
         self.waiting: dict[int, Event] = {}
         self.slots, self.starts, self.ends = array("q"), array("q"), array("q")
@@ -110,9 +112,9 @@ class _World:
                     yield from self._sync(me, *part.syncs[i])
                     continue
                 if self.open >= self.depth:
-                    self.room = Event(env)
+                    self.room, self.room_ns = Event(env), launch
                     yield self.room
-                if launch:
+                elif launch:
                     me.phase, me.end = RUN, env.now + launch
                     yield Timeout(env, launch)
                 self.open += 1
@@ -189,9 +191,14 @@ class _World:
                 if ours:
                     self.open -= 1
                     if self.room is not None:
-                        self.room.succeed()
-                        self.room = None
+                        self._issue_into_room()
             me.v += 1
+
+    def _issue_into_room(self) -> None:
+        """The host, which waits for room, issues its op: it wakes when that is done."""
+        host, timer = self.state[HOST], Timeout(self.env, self.room_ns)
+        host.phase, host.end = RUN, self.env.now + self.room_ns
+        timer.callbacks, self.room.callbacks, self.room = self.room.callbacks, [], None
 
     def _finish(self, v: int, i: int, start: int, end: int) -> None:
         self._done(v)[i] = end

@@ -85,8 +85,8 @@ class Block(nn.Module):
         return _BlockFunction.apply(self, x.contiguous(), *weights)
 
 
-def cast(part: "Block | Loss", weights) -> dict[str, torch.Tensor]:
-    """Its weights by name in its dtype, `ext.cast` in the spans; those that have it are taken as they are."""
+def cast(part: nn.Module, weights) -> dict[str, torch.Tensor]:
+    """A Block's or the Loss's weights by name in its dtype, `ext.cast` in the spans; those that have it are taken as they are."""
     if all(w.dtype == part.dtype for w in weights):
         return {name: w.detach() for name, w in zip(part.names, weights)}
     with part.program.external("cast"):

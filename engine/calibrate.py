@@ -32,8 +32,6 @@ from sim.strategy import Strategy
 
 CHUNKS = {"cpu": (384, 768, 1536, 3072), "cuda": (6144, 12288, 24576)}
 """Chunk lengths of the calibration runs, in tokens; each runs over three chunks, so that every kind of op occurs."""
-
-
 LOAD_S = {"cpu": 0.0, "cuda": 1.5}
 """Seconds of steps before the first that counts: a GPU's clock settles under load."""
 
@@ -59,9 +57,10 @@ def points(schedule: Schedule, run: Run, slowdown: dict[str, dict]) -> dict[str,
     spent, outside = defaultdict(list), defaultdict(lambda: defaultdict(int))
     for step, trace in run.traces.items():
         for id, _, stream, start, end in alone(trace, slowdown):
-            spent[id].append(end - start)
             if stream == "external":
                 outside[id][step] += end - start
+            else:
+                spent[id].append(end - start)
     found = defaultdict(list)
     for region in schedule.regions.values():
         for op in region.ops:

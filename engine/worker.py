@@ -129,15 +129,13 @@ class Session:
 
     def load(self, seconds: float) -> None:
         """Steps for so long by the slowest rank's clock, the same number on every rank."""
-        import torch
+        from engine.most import most
 
         self._barrier()
         start = time.perf_counter()
         self.again()
-        took = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
-        if self.program.schedule.P > 1:
-            torch.distributed.all_reduce(took, torch.distributed.ReduceOp.MAX, group=self._group)
-        for _ in range(math.ceil(seconds / float(took)) - 1):
+        took, = most([time.perf_counter() - start], self._group)
+        for _ in range(math.ceil(seconds / took) - 1):
             self.again()
 
     def again(self) -> None:

@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from engine import probe

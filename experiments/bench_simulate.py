@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sim.files import write
+from sim.strategy import AUTO
 
 START_UP = [sys.executable, "-c", "import numpy, simpy, typer"]
 BARS = {"64K": 1.5, "16K": 6.0}
 """C -> seconds beyond start-up."""
 BAR_MB = 500
 OUT = Path("results/bars/simulate.json")
-SAVES, ORDERS = ("qkvo", "all", "o", "input"), ("query-up", "query-down", "kv-outer")
+SAVES = ("qkvo", "all", "o", "input")
 ROUNDS = {"a100-80g-sxm": 5, "h200-141g-sxm": 3}
 
 
@@ -45,7 +46,7 @@ class Case(NamedTuple):
         return [sys.executable, "-m", "experiments.cli", *arguments, *(word for setting in self.settings for word in ("--set", setting))]
 
 
-CASES = (*(Case("a100-80g-sxm", chunk) for chunk in BARS), *(Case("h200-141g-sxm", C, (f"save={s}", f"order={o}")) for C, s, o in product(BARS, SAVES, ORDERS)))
+CASES = (*(Case("a100-80g-sxm", chunk) for chunk in BARS), *(Case("h200-141g-sxm", C, (f"save={s}", f"order={o}")) for C, s, o in product(BARS, SAVES, AUTO["order"])))
 
 
 def once(argv: list[str]) -> tuple[float, float]:

@@ -88,13 +88,12 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Predicts one training step: its time, memory and MFU, and whether it fits."""
-    from sim import machine as machines
     from sim.lint import lint
     from sim.metrics import summary
     from sim.simulate import simulate
 
     writable(save_timeline)
-    computer = machines.machine(machine).override(*(None if size is None else parse_bytes(size) for size in (hbm, host)))
+    computer = computer_of(machine, hbm, host)
     said: list[str] = []
     schedule, strategy = built(model, seq, gpus, chunk, layers, preset_settings(preset, settings), offload, dtype, machine=computer, say=said.append)
     lint(schedule)
@@ -105,9 +104,7 @@ def simulate(
     if save_timeline:
         timeline.save(save_timeline)
     if as_json:
-        inputs = {"model": model, "layers": schedule.layers, "machine": machine, "seq": parse_tokens(seq), "chunk": strategy.chunk, "gpus": strategy.sp,
-                  "strategy": asdict(strategy), "dtype": dtype} | ({"auto": said[0]} if said else {})
-        print(json.dumps({"inputs": inputs} | result, indent=2))
+        print(json.dumps({"inputs": inputs(model, machine, strategy, dtype, said, layers=schedule.layers, seq=parse_tokens(seq))} | result, indent=2))
     else:
         from experiments.tables import prediction
 
@@ -122,18 +119,17 @@ def longest(
     preset: Preset = None, settings: Settings = [], offload: Offload = None, dtype: Dtype = "bf16", hbm: Hbm = None, host: Host = None, as_json: Json = False,
 ) -> None:
     """Predicts the longest S, of 2^k and 3 x 2^k tokens, whose step fits a machine's memory."""
-    from sim import machine as machines
     from sim.metrics import longest_fit
     from sim.units import show_tokens
 
-    computer = machines.machine(machine).override(*(None if size is None else parse_bytes(size) for size in (hbm, host)))
+    computer = computer_of(machine, hbm, host)
     shapes, strategy = chosen(model, gpus, chunk, layers, preset_settings(preset, settings), offload)
     if automatic := strategy.autos:
         raise UserError(f"{automatic[0]}=auto is chosen for one S; give it a value, such as --set {automatic[0]}={getattr(Strategy(), automatic[0])}")
     strategy.check(shapes, strategy.chunk)
     tokens = longest_fit(shapes, strategy, computer, one_of_dtypes(dtype))
     if as_json:
-        print(json.dumps({"inputs": {"model": model, "layers": shapes.layers, "machine": machine, "chunk": strategy.chunk, "gpus": strategy.sp, "strategy": asdict(strategy), "dtype": dtype}, "seq": tokens}, indent=2))
+        print(json.dumps({"inputs": inputs(model, machine, strategy, dtype, layers=shapes.layers), "seq": tokens}, indent=2))
     else:
         print(f"{shapes.name}, {shapes.layers} layers, on {computer.name}, C={show_tokens(strategy.chunk)} P={strategy.sp} {dtype}: " + (
             f"S={show_tokens(tokens)} fits, and nothing longer of 2^k and 3 x 2^k" if tokens else "no S fits; try more GPUs, fewer --layers or a smaller --chunk"))
@@ -146,11 +142,10 @@ def show(
     out: Annotated[Optional[Path], typer.Option(metavar="FILE", help="Writes there instead of to stdout.")] = None,
 ) -> None:
     """Prints a schedule as text, which `fpdt lint` and the engine read back, edited or not."""
-    from sim import machine as machines
     from sim import text
 
     writable(out)
-    computer = None if machine is None else machines.machine(machine)
+    computer = computer_of(machine)
     schedule, _ = built(model, seq, gpus, chunk, layers, preset_settings(preset, settings), offload, dtype, machine=computer, say=note)
     if out:
         write(out, text.show(schedule))
@@ -182,10 +177,9 @@ def explain_upstream(
 ) -> None:
     """Predicts one layer by the released DeepSpeed FPDT, and what each thing costs that it does otherwise."""
     from experiments.upstream import explain, report
-    from sim import machine as machines
     from sim.layout import pad
 
-    computer = machines.machine(machine)
+    computer = computer_of(machine)
     if part not in ("attention", "block"):
         raise unknown("part", part, ("attention", "block"))
     shapes, strategy = chosen(model, gpus, chunk, None, settings, None)
@@ -194,8 +188,7 @@ def explain_upstream(
     said: list[str] = []
     found = explain(shapes, strategy, computer, tokens, one_of_dtypes(dtype), part, said.append)
     if as_json:
-        inputs = {"model": model, "machine": machine, "seq": tokens, "chunk": strategy.chunk, "gpus": strategy.sp, "strategy": asdict(strategy), "dtype": dtype}
-        print(json.dumps({"inputs": inputs | ({"auto": said[0]} if said else {})} | found, indent=2))
+        print(json.dumps({"inputs": inputs(model, machine, strategy, dtype, said, seq=tokens)} | found, indent=2))
     else:
         for line in said:
             print(line)
@@ -231,11 +224,9 @@ def compare(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results go.")] = Path("results/compare"),
 ) -> None:
     """Predicts a schedule, trains by it on this machine's GPUs, or else its CPU cores (launching its own ranks), and prints both."""
-    from sim import machine as machines
-
     positive("--link", link, 10)
     shapes, strategy = chosen(model, gpus, short(chunk, settings), layers, settings, offload, zero)
-    computer = None if machine is None else machines.machine(machine)
+    computer = computer_of(machine)
     strategy.check(shapes, parse_tokens(seq))
     dtype = one_of_dtypes(dtype)
     from experiments.compare import compare
@@ -271,12 +262,10 @@ def bench(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where bench.json goes.")] = Path("results/bench"),
 ) -> None:
     """Measures one block by this engine, beside its kernel bound, Ulysses in one piece, ring attention and DeepSpeed's FPDT."""
-    from sim import machine as machines
-
     shapes, strategy = chosen(model, gpus, chunk, None, settings, None)
     strategy.check(shapes, parse_tokens(seq))
     dtype = dtype and one_of_dtypes(dtype)
-    computer = None if machine is None else machines.machine(machine)
+    computer = computer_of(machine)
     from experiments.bench import bench, chosen_rows, one_of_parts
 
     part, rows = one_of_parts(part), chosen_rows(rows)
@@ -339,13 +328,12 @@ def train(
     from engine.worker import Job
     from engine.world import started, world
     from experiments.train import train_command
-    from sim import machine as machines
     from sim import text
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     host_sync = [] if device == "cuda" or any(setting.startswith("host_sync=") for setting in settings) else ["host_sync=region"]
     dtype = dtype or ("bf16" if device == "cuda" else "fp32")
-    computer = None if machine is None else machines.machine(machine)
+    computer = computer_of(machine)
     say = note if world().rank == 0 else lambda line: None
     schedule, strategy = built(model, seq, ranks, short(chunk, settings), layers, settings + host_sync, offload, dtype, zero, computer, say)
     job = Job(text.show(schedule), steps, lr=lr, zero=strategy.zero, clip=clip, device=device)
@@ -409,6 +397,18 @@ def built(model: str, seq: str, gpus: int | None, chunk: str | None, layers: int
     dtype = one_of_dtypes(dtype)
     strategy = settled(shapes, strategy, parse_tokens(seq), dtype, machine, say)
     return build(shapes, strategy, parse_tokens(seq), dtype), strategy
+
+
+def computer_of(machine: str | None, hbm: str | None = None, host: str | None = None):
+    """The sim.machine.Machine of this name or file, with other capacities where they are given; None of None. Raises UserError."""
+    from sim.machine import machine as find
+
+    return None if machine is None else find(machine).override(*(None if size is None else parse_bytes(size) for size in (hbm, host)))
+
+
+def inputs(model: str, machine: str, strategy: Strategy, dtype: str, said: list[str] = [], **also) -> dict:
+    """What a result as JSON says it is of; said: the line of what auto came to, if any."""
+    return {"model": model, "machine": machine, **also, "chunk": strategy.chunk, "gpus": strategy.sp, "strategy": asdict(strategy), "dtype": dtype} | ({"auto": said[0]} if said else {})
 
 
 def note(line: str) -> None:

@@ -7,8 +7,8 @@ from rich.table import Table
 from sim.machine import NUMBERS, OPTIONAL, TEXTS, Machine
 from sim.machine import machine as find_machine
 from sim.machine import presets as machine_presets
-from sim.model import presets as model_presets
 from sim.metrics import parts_at_peak
+from sim.model import presets as model_presets
 from sim.schedule import Schedule
 from sim.timeline import Timeline
 from sim.units import show_bytes, show_tokens

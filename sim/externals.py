@@ -41,6 +41,12 @@ class Externals:
     cast: dict[str, int] = field(default_factory=dict)
     step: int = 0
 
+
+def sharded(schedule: Schedule, zero: int) -> bool:
+    """Whether a rank keeps a share of the model states alone; one rank has nothing to share."""
+    return zero == 3 and schedule.P > 1
+
+
 def region_params(model: Model, region: str) -> int:
     """Parameters that a region uses."""
     return model.head_params if region == "loss" else model.block_params
@@ -60,8 +66,7 @@ def moved_bytes(schedule: Schedule, zero: int) -> dict[str, int]:
 
 def cast_bytes(schedule: Schedule, zero: int, region: str) -> int:
     """Bytes read and written as a region's fp32 parameters become bf16; FSDP2 casts those that it gathers."""
-    whole = ITEM[schedule.dtype] == 2 and (zero != 3 or schedule.P == 1)
-    return region_params(schedule.model, region) * (4 + 2) if whole else 0
+    return 0 if sharded(schedule, zero) or ITEM[schedule.dtype] != 2 else region_params(schedule.model, region) * (4 + 2)
 
 
 def externals(machine: Machine, schedule: Schedule, zero: int) -> Externals:

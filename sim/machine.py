@@ -72,8 +72,8 @@ class Machine:
     """name -> {"value", "source"}."""
     fits: dict[str, dict] = field(default_factory=dict)
     """sim.ops.key of an op -> {"fixed_ns", "ns_per_gflop", "ns_per_MB", "issue_ns", "bend", "source"}; a slope that is absent is 0. issue_ns: what
-    the host pays to issue it, launch_ns if absent. bend, where the line does
-    not fit at every size: [[ns by the line, measured ns / that], ...], ascending, interpolated over the logarithm of the ns, constant beyond."""
+    the host pays to issue it, launch_ns if absent. bend, where the line does not fit at every size: [[ns by the line, measured ns / that], ...],
+    ascending, interpolated over the logarithm of the ns, constant beyond."""
     slowdown: dict[str, dict] = field(default_factory=dict)
     """"compute|h2d" -> {"compute": 0.97, "h2d": 0.8, "source"}: rates while these run together, 1 = alone."""
     points: list[dict] = field(default_factory=list)

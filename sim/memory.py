@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from sim.externals import sharded
 from sim.layout import ITEM
 from sim.need import arguments, gradients, parameters, reduction, states, workspaces
 from sim.schedule import SPACES, Schedule
@@ -138,11 +139,11 @@ def _workspace(schedule: Schedule, when: _When, kernel: str) -> Lives:
 
 
 def _states(schedule: Schedule, when: _When, zero: int) -> Lives:
-    m, sharded = schedule.model, zero == 3 and schedule.P > 1
+    m, shared = schedule.model, sharded(schedule, zero)
     end = int(when.timeline.end_ns.max(initial=0))
     low, high, size = [0], [end], [states(schedule, zero)]
     made, order = parameters(schedule, zero), schedule.order()
-    gathered = when.external("ext.gather" if sharded else "ext.cast")[0]
+    gathered = when.external("ext.gather" if shared else "ext.cast")[0]
     regions = {r: when.region(r) for r in schedule.regions}
     for k, (region, layer) in enumerate(order):
         start, last = (t[layer] for t in regions[region])
@@ -150,7 +151,7 @@ def _states(schedule: Schedule, when: _When, zero: int) -> Lives:
         high.append(last)
         size.append(made[region])
     embedded = when.external("ext.embed")[1]
-    if sharded and len(embedded):
+    if shared and len(embedded):
         low.append(0), high.append(embedded[0]), size.append(m.vocab * m.hidden * ITEM[schedule.dtype])
     for start, last in zip(*when.external("ext.reduce")):
         low.append(start), high.append(last), size.append(reduction(schedule, zero))

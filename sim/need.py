@@ -5,7 +5,7 @@ largest workspace and the parameters gathered or cast for them. A bound from abo
 """
 from __future__ import annotations
 
-from sim.externals import STATE_BYTES, region_params
+from sim.externals import STATE_BYTES, region_params, sharded
 from sim.layout import ITEM
 from sim.ops import KINDS, alike
 from sim.schedule import SPACES, Schedule
@@ -30,7 +30,7 @@ def beside(schedule: Schedule, zero: int) -> int:
     waiting = schedule.layers if "bwd" in schedule.regions and "x" in arguments(schedule, "bwd") else 0
     grads = gradients(schedule)
     work = {r: workspace(schedule, r) for r in schedule.regions}
-    made, prefetched = parameters(schedule, zero), zero == 3 and schedule.P > 1
+    made, prefetched = parameters(schedule, zero), sharded(schedule, zero)
     always = (3 + waiting) * hidden + 8 * schedule.seq // schedule.P if schedule.hidden == "hbm" else 0
     order = [r for r, _ in schedule.order(min(schedule.layers, 2))]
     pairs = list(zip(order, order[1:])) or [(r,) for r in order]
@@ -39,13 +39,13 @@ def beside(schedule: Schedule, zero: int) -> int:
 
 def parameters(schedule: Schedule, zero: int) -> dict[str, int]:
     """By region, the bytes of the parameters that are made for it, gathered or cast, and gone after it."""
-    made = (zero == 3 and schedule.P > 1) or ITEM[schedule.dtype] == 2
+    made = sharded(schedule, zero) or ITEM[schedule.dtype] == 2
     return {r: region_params(schedule.model, r) * ITEM[schedule.dtype] * made for r in schedule.regions}
 
 
 def reduction(schedule: Schedule, zero: int) -> int:
     """After the last region, what reducing the gradients takes: under ZeRO-0 all of them once more, side by side (fp32)."""
-    return 4 * schedule.model.params if zero != 3 and schedule.P > 1 else 0
+    return 4 * schedule.model.params if schedule.P > 1 and not sharded(schedule, zero) else 0
 
 
 def workspace(schedule: Schedule, region: str) -> int:

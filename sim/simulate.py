@@ -1,8 +1,8 @@
 """Simulate: the schedule on a machine, in integer nanoseconds, one simpy process a stream and one for the host thread.
 
-The host issues ops in list order, each in the time that its kind was measured to take (or `launch_ns`), and blocks when `queue_depth` of them are unfinished, or at a sync. An op starts
-when its stream is done with the one before (+ `gap_ns`), it was issued, and its waits are done (+ `wake_ns` if it had to wait).
-Before each region it is busy for `region_ns`. External work (gathers, reductions) runs beside, with waits of the same form.
+The host issues ops in list order, each in the time that its kind was measured to take (or `launch_ns`), after `region_ns` before each region,
+and blocks when `queue_depth` of them are unfinished, or at a sync. An op starts when its stream is done with the one before (+ `gap_ns`), it was
+issued, and its waits are done (+ `wake_ns` if it had to wait). External work (gathers, reductions) runs beside, with waits of the same form.
 
 Layers repeat. When two layers in a row begin in the same state (pointers, work left, times, all relative), the step between them
 repeats until the host's look-ahead reaches the end of the run of equal regions: those layers are copied, not simulated. To skip
@@ -256,16 +256,17 @@ def _timeline(schedule: Schedule, world: _World, ext: Externals) -> Timeline:
     """Columns in issue order: the embedding, every instance, the embedding's gradient, the last reduction, the optimizer, what else a step takes."""
     names, tables = [*NAMES], {}
     for name, region in schedule.regions.items():
-        extra = [k for k, has in ((1, ext.gather), (5, ext.cast), (2, ext.reduce)) if name in has]
+        extra = [NAMES.index(k) for k, has in (("ext.gather", ext.gather), ("ext.cast", ext.cast), ("ext.reduce", ext.reduce)) if name in has]
         ops = np.r_[np.arange(len(region.ops)) + len(names), extra].astype(np.int32)
         streams = np.array([ROWS.index(op.stream) for op in region.ops] + [EXTERNAL] * len(extra), np.int8)
         tables[name] = ops, streams
         names += [op.id for op in region.ops]
     start, end = _times(world)
+    last = (("ext.embed_bwd", ext.embed_bwd), ("ext.reduce", ext.final), ("ext.optimizer", ext.optimizer), ("ext.step", ext.step))
     ends = [max(int(end.max(initial=0)), ext.embed)]
-    for ns in (ext.embed_bwd, ext.final, ext.optimizer, ext.step):
+    for _, ns in last:
         ends.append(ends[-1] + ns)
-    after = [(k, a, b) for k, a, b in zip((4, 2, 3, 6), ends, ends[1:]) if b > a]
+    after = [(NAMES.index(k), a, b) for (k, _), a, b in zip(last, ends, ends[1:]) if b > a]
     op = [[0], *(tables[region][0] for region, _ in world.instances), [k for k, _, _ in after]]
     stream = [[EXTERNAL], *(tables[region][1] for region, _ in world.instances), [EXTERNAL] * len(after)]
     layer = np.repeat(np.array([-1] + [k for _, k in world.instances] + [-1]), [len(part) for part in op])

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from engine.arenas import DTYPES
 from engine.backend.base import Backend
 from engine.kernels.choose import Pair
+from engine.most import most
 from sim.model import Model
 
 
@@ -70,10 +71,7 @@ class Place:
 
     def most(self, *values: float) -> list[float]:
         """Of each value, the most of any rank."""
-        found = torch.tensor(values, dtype=torch.float64)
-        if self.group is not None:
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
-        return found.tolist()
+        return most(list(values), self.group)
 
     def first(self, value: float) -> float:
         """Rank 0's value; it must not be negative."""

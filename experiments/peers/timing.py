@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
+from engine.most import most
 from experiments.peers.case import Case, Place
 
 
@@ -41,7 +41,7 @@ def measure(step: Step, place: Place, case: Case, tick: Callable[[int, int], Non
     for k in range(repeats):
         found.append(timed(step, place))
         tick(warm_ups + more + k + 1, warm_ups + more + repeats)
-    peak = int(_most([torch.cuda.max_memory_allocated()], place)[0]) if place.device.type == "cuda" else None
+    peak = int(most([torch.cuda.max_memory_allocated()], place.group)[0]) if place.device.type == "cuda" else None
     forward_s, total_s = zip(*found)
     pinned = None if pinned is None else _pinned(place) - pinned
     return {"forward_s": forward_s, "total_s": total_s, "peak_hbm_bytes": peak, "pinned_allocations": pinned, "load_steps": more}
@@ -55,7 +55,7 @@ def _pinned(place: Place) -> int | None:
 def timed(step: Step, place: Place) -> tuple[float, float]:
     """Seconds until forward is done, and all; the most of any rank. The host waits for the device at the end alone."""
     step.clear()
-    _most([0.0], place)  # nobody starts before all are here
+    most([0.0], place.group)  # nobody starts before all are here
     _settle(place)
     marks = [_mark(place)]
     start = time.perf_counter()
@@ -64,7 +64,7 @@ def timed(step: Step, place: Place) -> tuple[float, float]:
     step.backward()
     _settle(place)
     total = time.perf_counter() - start
-    return tuple(_most([_between(*marks), total], place))
+    return tuple(most([_between(*marks), total], place.group))
 
 
 def _mark(place: Place):
@@ -81,11 +81,3 @@ def _between(first, second) -> float:
 
 def _settle(place: Place) -> None:
     place.backend.settle()
-
-
-def _most(values: list[float], place: Place) -> list[float]:
-    """Of each value, the most of any rank."""
-    found = torch.tensor(values, dtype=torch.float64)
-    if place.group is not None:
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=place.group)
-    return found.tolist()

@@ -13,9 +13,9 @@ from experiments.validate.calibration import Profile
 from experiments.validate.case import Case
 from experiments.validate.rows import Row, of
 from sim.explain import sums
-from sim.externals import STATE_BYTES
 from sim.machine import Machine
 from sim.metrics import overlap, overrun, peak_bytes, times
+from sim.need import states
 from sim.schedule import STREAMS, Schedule
 from sim.simulate import simulate
 from sim.strategy import Strategy
@@ -65,7 +65,7 @@ def row(case: Case, schedule: Schedule, profile: Profile, session: str, band: tu
     made.hidden_predicted = hidden(full)
     made.planned_hbm_predicted, made.planned_host_predicted = (planned_bytes(schedule, space) for space in ("hbm", "host"))
     arena, peak = schedule.arena_bytes("hbm"), peak_bytes(full, "hbm")
-    made.states_predicted = STATE_BYTES * schedule.model.params // (schedule.P if case.strategy.zero == 3 else 1)
+    made.states_predicted = states(schedule, case.strategy.zero)
     made.workspace_predicted = int(full.memory["hbm"]["workspace"].max())
     made.arguments_predicted = peak - arena - made.states_predicted - made.workspace_predicted
     if profile.reserved is not None:

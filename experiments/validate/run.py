@@ -21,7 +21,7 @@ from experiments.bars import pinning, progress
 from experiments.calibrate import microbenchmarks
 from experiments.validate import bars, calibration, grid, predict, report, rows
 from experiments.validate.calibration import Profile
-from experiments.validate.case import SPACES, Case, Space
+from experiments.validate.case import SPACES, Case
 from experiments.validate.pool import Pool
 from experiments.validate.rows import Row
 from sim import text

@@ -93,15 +93,14 @@ def _million(rows: dict[str, dict], P: int) -> Iterable[dict]:
 def _peers(processes: list[dict[str, dict]]) -> Iterable[dict]:
     for case, (other, asked) in PEERS.items():
         mine = f"{case.removesuffix(' against FA2')} engine"
-        pairs = [(rows[mine], rows[other]) for rows in processes if all("median_total_s" in rows.get(key, {}) for key in (mine, other))]
-        if not pairs:
+        ours, theirs = ([rows[key] for rows in processes if "median_total_s" in rows.get(key, {})] for key in (mine, other))
+        if not ours or not theirs:
             continue
-        mine, theirs = (median(row["median_total_s"] for row in rows) for rows in zip(*pairs))
-        yield _line(f"{case}: DeepSpeed / engine, {len(pairs)} processes", theirs / mine, asked)
-        told = [[row["peak_hbm_bytes"] for row in pair] for pair in pairs if all(row["peak_hbm_bytes"] for row in pair)]
-        if "FA2" not in case and told:
-            mine, theirs = map(median, zip(*told))
-            yield _line(f"{case}: HBM peak, engine / DeepSpeed", mine / theirs, 1.0, least=False)
+        yield _line(f"{case}: DeepSpeed / engine, {min(len(ours), len(theirs))} processes", median(r["median_total_s"] for r in theirs) / median(r["median_total_s"] for r in ours), asked)
+        peaks = [[row["peak_hbm_bytes"] for row in rows if row["peak_hbm_bytes"]] for rows in (ours, theirs)]
+        if "FA2" not in case and all(peaks):
+            mine, other = map(median, peaks)
+            yield _line(f"{case}: HBM peak, engine / DeepSpeed", mine / other, 1.0, least=False)
 
 
 _PLANS = {"offload": _offload, "memory": _memory, "million": _million}

@@ -49,7 +49,7 @@ def schedules(model: Model, P: int, dtype: str, strategy: Strategy = Strategy(),
 
 def jobs(made: list[Schedule], link_GBps: float | None = None, device: str = "cpu") -> list[Job]:
     """A traced job for each schedule, on a GPU at its steady clock."""
-    return [Job(text.show(s), steps=2 if device == "cpu" else 6, link_GBps=link_GBps, trace_every=1, device=device, load_s=LOAD_S[device], issue=device != "cpu") for s in made]
+    return [Job(text.show(s), steps=2 if device == "cpu" else 6, link_GBps=link_GBps, trace_every=1, device=device, load_s=LOAD_S[device], footprint=device != "cpu", issue=device != "cpu") for s in made]
 
 
 def points(schedule: Schedule, run: Run, slowdown: dict[str, dict]) -> dict[str, list[Point]]:
@@ -141,6 +141,8 @@ def profile(
     }
     numbers = {k: {"value": v, "source": source} for k, v in values.items()}
     numbers["peak_name"] = {"value": f"best GEMM of the calibration ({dtype}, one {'core' if device == 'cpu' else 'GPU'})", "source": source}
+    if blas := [run.memory_bytes["blas"] for run in runs if run.memory_bytes.get("blas")]:
+        numbers["blas_bytes"] = {"value": int(np.median(blas)), "source": source}
     if kernel := next((run.kernel for run in runs if run.kernel), ""):
         numbers["kernel"] = {"value": kernel, "source": source}
     here = world().local_size if started() else P

@@ -4,6 +4,7 @@
 and on a GPU, of what torch's allocator was asked for, the arenas' guards left out:
     peak        the most at one time, arenas included
     workspace   the most that one op took beside its operands, while it was launched
+    blas        what cuBLAS keeps for itself all the while, a piece a stream
     reserved    the most that the allocator held of the device, for this and to reuse
 """
 from __future__ import annotations
@@ -60,5 +61,7 @@ class _Allocator:
         return said["requested_bytes.all.current"], said["requested_bytes.all.peak"]
 
     def found(self) -> dict[str, int]:
-        self._peaks()
-        return {"peak": self.peak - 2 * GUARD_BYTES, "workspace": self.workspace, "reserved": self.reserved - 2 * GUARD_BYTES}
+        now, _ = self._peaks()
+        torch._C._cuda_clearCublasWorkspaces()
+        blas = now - self._peaks()[0]
+        return {"peak": self.peak - 2 * GUARD_BYTES, "workspace": self.workspace, "blas": blas, "reserved": self.reserved - 2 * GUARD_BYTES}

@@ -16,7 +16,7 @@ def timeline(schedule: Schedule, strategy: Strategy, machine: Machine, run: Run)
     length = {step: max(span[4] for span in trace) for step, trace in run.traces.items()}
     step = sorted(length, key=length.get)[len(length) // 2]
     measured = Timeline.from_spans([tuple(span) for span in run.traces[step]], meta(schedule, strategy, machine, []))
-    measured.memory = memory.curves(schedule, measured, strategy, machine.kernel)
+    measured.memory = memory.curves(schedule, measured, strategy, machine)
     return measured
 
 

@@ -115,15 +115,22 @@ def _angles(position_T: torch.Tensor, rotary_dim: int, theta: float) -> tuple[to
 
 def rotate(x_THD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inverse: bool = False) -> torch.Tensor:
     """RoPE over halves of the head's first dims, as many as there are angles for; the rest passes. fp32. inverse=True is its
-    transpose, the backward."""
+    transpose, the backward. Without cat, which would keep its parts when compiled."""
     x, rotary = x_THD.float(), 2 * cos.shape[-1]
-    a, b = x[..., :rotary].chunk(2, dim=-1)
-    sin = -sin if inverse else sin
-    turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    halves_TH2R = x[..., :rotary].unflatten(-1, (2, -1))
+    sign_21 = (torch.arange(2, device=x.device) * 2 - 1).unsqueeze(1) * (-1 if inverse else 1)
+    turned = (halves_TH2R * cos.unsqueeze(-2) + halves_TH2R.flip(-2) * sign_21 * sin.unsqueeze(-2)).flatten(-2)
     if rotary == x.shape[-1]:
         return turned
     rotates_D = torch.arange(x.shape[-1], device=x.device) < rotary
     return torch.where(rotates_D, F.pad(turned, (0, x.shape[-1] - rotary)), x)
+
+
+def rotate_keys(kv_T2GD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inverse: bool = False) -> torch.Tensor:
+    """The same of keys; values pass."""
+    kv, heads = kv_T2GD.flatten(1, 2), kv_T2GD.shape[2]
+    key_H1 = (torch.arange(2 * heads, device=kv.device) < heads).unsqueeze(1)
+    return torch.where(key_H1, rotate(kv, cos, sin, inverse), kv.float()).unflatten(1, (2, -1))
 
 
 @fused
@@ -136,7 +143,7 @@ def rope_q(q_THD: torch.Tensor, cos_T1R: torch.Tensor, sin_T1R: torch.Tensor, to
 def rope_kv(kv_T2GD: torch.Tensor, cos_T1R: torch.Tensor, sin_T1R: torch.Tensor, to_PT2KD: torch.Tensor) -> None:
     """Rotated keys, and values, heads dealt to ranks; a head goes to several ranks where there are fewer heads than ranks."""
     P, G = len(to_PT2KD), kv_T2GD.shape[2]
-    kv = torch.stack((rotate(kv_T2GD[:, 0], cos_T1R, sin_T1R), kv_T2GD[:, 1].float()), dim=1)
+    kv = rotate_keys(kv_T2GD, cos_T1R, sin_T1R)
     if G < P:
         kv = kv.repeat_interleave(P // G, dim=2)
     to_PT2KD.copy_(kv.unflatten(2, (P, -1)).permute(2, 0, 1, 3, 4))
@@ -155,7 +162,7 @@ def rope_kv_bwd(dkv_PT2KD: torch.Tensor, cos_T1R: torch.Tensor, sin_T1R: torch.T
     if heads < P:
         dkv_PT2KD = dkv_PT2KD.unflatten(0, (heads, P // heads)).sum(1)
     dkv_T2GD = dkv_PT2KD.permute(1, 2, 0, 3, 4).flatten(2, 3)
-    return torch.stack((rotate(dkv_T2GD[:, 0], cos_T1R, sin_T1R, inverse=True), dkv_T2GD[:, 1]), dim=1).flatten(1).to(dtype)
+    return rotate_keys(dkv_T2GD, cos_T1R, sin_T1R, inverse=True).flatten(1).to(dtype)
 
 
 @fused

@@ -25,6 +25,8 @@ from sim.schedule import Schedule
 NAMES = ("ext.embed", "ext.gather", "ext.reduce", "ext.optimizer", "ext.embed_bwd", "ext.cast", "ext.step")
 STATE_BYTES = 16
 """Bytes of model states a parameter, bf16 (2 + 2 + 12) or fp32 (4 + 4 + 8)."""
+GRADIENT_BYTES = 4
+"""Of these, what one rank's whole gradient takes (fp32)."""
 
 
 @dataclass(frozen=True)

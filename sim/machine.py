@@ -41,6 +41,7 @@ OPTIONAL = {
     "pin_GBps": ("positive", "host memory taken and pinned at run time"),
     "zero_GBps": ("positive", "pinned host memory set to zero by the host"),
     "sync_ns": ("non-negative", "from the end of what the host waits for until it goes on"),
+    "blas_bytes": ("positive", "device memory that the library of matrix products keeps for itself, beside what each op takes"),
     "region_ns": ("non-negative", "the host's own work before each region, autograd's included"),
     "step_ns": ("non-negative", "what a step takes before the first and after the last of its work: data, and the host's wait for the loss"),
 }

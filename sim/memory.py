@@ -1,10 +1,10 @@
 """Memory: five rows over time, from a timeline's spans and the schedule they ran. A peak is the maximum of their sum over time.
 
     planned     the arenas, whole                                             live       of them: first write to last access
-    arguments   hidden states and their gradients, labels (in HBM, or on the host), weight gradients of a running region (fp32)
-    workspace   what a kernel needs beside its operands, while it runs
+    arguments   hidden states and their gradients, labels (in HBM, or on the host), under ZeRO-3 weight gradients of a running region (fp32)
+    workspace   what a kernel needs beside its operands, while it runs, and what the library of matrix products keeps for itself
     states      parameters, gradients, optimizer (under ZeRO-3 a rank's share), the parameters gathered or cast for regions at work, and under
-                ZeRO-0 the gradients once more while ranks reduce them
+                ZeRO-0 each gradient from the region that makes it on, and all of them once more while ranks reduce them
 
 In HBM a hidden state lives while a region is given it: without offload backward reads it too, so every layer's stays. On the host each
 border between blocks has one, for good, and they all share one gradient.
@@ -16,8 +16,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from sim.externals import sharded
+from sim.externals import GRADIENT_BYTES, sharded
 from sim.layout import ITEM
+from sim.machine import Machine
 from sim.need import arguments, gradients, parameters, reduction, states, workspaces
 from sim.schedule import SPACES, Schedule
 from sim.strategy import Strategy
@@ -28,13 +29,14 @@ COUNTED = ROWS[:4]
 """The rows whose sum is what a rank needs."""
 
 
-def curves(schedule: Schedule, timeline: Timeline, strategy: Strategy, kernel: str = "") -> dict[str, dict[str, np.ndarray]]:
-    """Space -> {"t_ns", and bytes by row}; a value holds until the next t_ns. `kernel` is the attention kernel's name (sim.kernels). Workspace and states on the host are 0."""
+def curves(schedule: Schedule, timeline: Timeline, strategy: Strategy, machine: Machine | None = None) -> dict[str, dict[str, np.ndarray]]:
+    """Space -> {"t_ns", and bytes by row}; a value holds until the next t_ns. The machine says which attention kernel runs (sim.kernels), and what its
+    libraries keep. Workspace and states on the host are 0."""
     when = _When(schedule, timeline)
     live = _live(schedule, when)
     end = int(timeline.end_ns.max(initial=0))
     lives = {
-        "hbm": {"arguments": _arguments(schedule, when), "workspace": _workspace(schedule, when, kernel), "states": _states(schedule, when, strategy.zero)},
+        "hbm": {"arguments": _arguments(schedule, when, strategy.zero), "workspace": _workspace(schedule, when, machine), "states": _states(schedule, when, strategy.zero)},
         "host": {"arguments": _lives([0], [end], [schedule.handed_bytes])},
     }
     return {space: _curve(schedule.arena_bytes(space), end, lives[space] | {"live": live[space]}) for space in SPACES}
@@ -103,14 +105,14 @@ class _When:
         return self.timeline.start_ns[mine], self.timeline.end_ns[mine]
 
 
-def _arguments(schedule: Schedule, when: _When) -> Lives:
+def _arguments(schedule: Schedule, when: _When, zero: int) -> Lives:
     """Those in HBM. Hidden state k enters layer k, and its gradient leaves it; each lives from the first to the last region that is given it.
-    Weight gradients live until they are reduced, or their region ends."""
+    Whole weight gradients that only a share stays of live until they are reduced."""
     m, L = schedule.model, schedule.layers
     hidden = schedule.seq // schedule.P * m.hidden * ITEM[schedule.dtype]
     place = {"x": ("hidden", 0), "y": ("hidden", 1), "dy": ("gradient", 1), "dx": ("gradient", 0), "label": ("label", 0)}
     given = {r: arguments(schedule, r) for r in schedule.regions}
-    grads = gradients(schedule)
+    grads = gradients(schedule) if sharded(schedule, zero) else dict.fromkeys(schedule.regions, 0)
     spans = {r: when.region(r) for r in schedule.regions}
     reduced = when.external("ext.reduce")[1].tolist()
     lives: dict[tuple[str, int], list[int]] = {("hidden", 0): [0, 0], ("label", L): [0, 0]} if schedule.hidden == "hbm" else {}
@@ -128,21 +130,23 @@ def _arguments(schedule: Schedule, when: _When) -> Lives:
     return _lives(low, high, size)
 
 
-def _workspace(schedule: Schedule, when: _When, kernel: str) -> Lives:
+def _workspace(schedule: Schedule, when: _When, machine: Machine | None) -> Lives:
     size, ops = [], []
     for name in schedule.regions:
-        for k, needed in workspaces(schedule, name, kernel):
+        for k, needed in workspaces(schedule, name, machine.kernel if machine else ""):
             size.append(needed)
             ops.append(when.base[name] + k)
     start, end = when.start[ops], when.end[ops]
-    return _lives(start.T.ravel(), end.T.ravel(), np.tile(np.array(size, np.int64), when.layers))
+    kept = int(machine.get("blas_bytes") or 0) if machine else 0
+    return _lives(np.r_[0, start.T.ravel()], np.r_[int(when.timeline.end_ns.max(initial=0)), end.T.ravel()], np.r_[kept, np.tile(np.array(size, np.int64), when.layers)])
 
 
 def _states(schedule: Schedule, when: _When, zero: int) -> Lives:
     m, shared = schedule.model, sharded(schedule, zero)
     end = int(when.timeline.end_ns.max(initial=0))
-    low, high, size = [0], [end], [states(schedule, zero)]
-    made, order = parameters(schedule, zero), schedule.order()
+    made, order, grads = parameters(schedule, zero), schedule.order(), {} if shared else gradients(schedule)
+    later = GRADIENT_BYTES * m.params if any(grads.values()) else 0
+    low, high, size = [0], [end], [states(schedule, zero) - later]
     gathered = when.external("ext.gather" if shared else "ext.cast")[0]
     regions = {r: when.region(r) for r in schedule.regions}
     for k, (region, layer) in enumerate(order):
@@ -150,6 +154,11 @@ def _states(schedule: Schedule, when: _When, zero: int) -> Lives:
         low.append(min(start, gathered[k]) if len(gathered) == len(order) else start)
         high.append(last)
         size.append(made[region])
+        if later:
+            low.append(start), high.append(end), size.append(grads[region])
+            later -= grads[region]
+    if later:  # the embedding's
+        low.append(last), high.append(end), size.append(later)
     embedded = when.external("ext.embed")[1]
     if shared and len(embedded):
         low.append(0), high.append(embedded[0]), size.append(m.vocab * m.hidden * ITEM[schedule.dtype])

@@ -28,9 +28,10 @@ def beside(schedule: Schedule, zero: int) -> int:
     """What one rank needs beside arenas and states: the most of any two regions in a row, the second at work while the first ends."""
     hidden = schedule.seq // schedule.P * schedule.model.hidden * ITEM[schedule.dtype]
     waiting = schedule.layers if "bwd" in schedule.regions and "x" in arguments(schedule, "bwd") else 0
-    grads = gradients(schedule)
+    prefetched = sharded(schedule, zero)
+    grads = gradients(schedule) if prefetched else dict.fromkeys(schedule.regions, 0)  # whole ones are states
     work = {r: workspace(schedule, r) for r in schedule.regions}
-    made, prefetched = parameters(schedule, zero), sharded(schedule, zero)
+    made = parameters(schedule, zero)
     always = (3 + waiting) * hidden + 8 * schedule.seq // schedule.P if schedule.hidden == "hbm" else 0
     order = [r for r, _ in schedule.order(min(schedule.layers, 2))]
     pairs = list(zip(order, order[1:])) or [(r,) for r in order]

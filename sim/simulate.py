@@ -41,7 +41,7 @@ def simulate(schedule: Schedule, strategy: Strategy, machine: Machine, unroll: b
     timeline = _timeline(schedule, world, ext)
     del world  # as large as what comes next
     timeline.meta = meta(schedule, strategy, machine, notes)
-    timeline.memory = memory.curves(schedule, timeline, strategy, machine.kernel)
+    timeline.memory = memory.curves(schedule, timeline, strategy, machine)
     return timeline
 
 

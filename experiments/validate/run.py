@@ -224,5 +224,5 @@ def measured(row: Row, case: Case, schedule: Schedule, machine: Machine, do: Cal
     memory = run.memory_bytes
     row.states_measured = memory["states"]
     if "peak" in memory:
-        row.workspace_measured, row.reserved_measured = memory["workspace"], memory["reserved"]
+        row.workspace_measured, row.reserved_measured = memory["workspace"] + memory["blas"], memory["reserved"]
         row.arguments_measured = memory["peak"] - schedule.arena_bytes("hbm") - row.states_measured - row.workspace_measured

@@ -25,7 +25,7 @@ def test_a_job_takes_what_it_takes_alone(P, note):
         first, other, again = (ranks.do([job])[0].memory_bytes for _, job in (small, large, small))
     for found, (schedule, _) in ((first, small), (other, large)):
         assert found["states"] == pytest.approx(16 * MODEL.params / P, rel=1e-3)
-        assert schedule.arena_bytes("hbm") + found["states"] + found["workspace"] < found["peak"] <= found["reserved"]
+        assert schedule.arena_bytes("hbm") + 0.75 * found["states"] + found["workspace"] < found["peak"] <= found["reserved"]
     note("relative difference of reserved memory after a larger job", abs(again["reserved"] / first["reserved"] - 1))
-    assert (again["states"], again["workspace"]) == (first["states"], first["workspace"])
+    assert all(again[row] == first[row] for row in ("states", "workspace", "blas"))
     assert again["peak"] == pytest.approx(first["peak"], rel=SLACK) and again["reserved"] == pytest.approx(first["reserved"], rel=SLACK)

@@ -3,21 +3,27 @@ from __future__ import annotations
 
 import pytest
 
-from sim.model import model
+from sim.model import Model, model
 from tests.cuda.places import EACH, KERNELS, needs_cuda
 from tests.cuda.steps import second_step
 from tests.engine.hooks import workspaces
 
 pytestmark = needs_cuda
-MODEL, SEQ, CHUNK = model("llama3-8b", layers=1), 16384, 8192
+SEQ, CHUNK = 16384, 8192
 SLACK_BYTES = 4096
 REGIONS = ("fwd", "loss", "bwd")
 
 
+@pytest.fixture(scope="module", params=("llama3-8b", "gpt-13b"))
+def shapes(request) -> Model:
+    """GQA with RoPE on whole heads; MHA with RoPE on a part."""
+    return model(request.param, layers=1)
+
+
 @pytest.fixture(scope="module", params=EACH)
-def found(ranks, request) -> dict[str, tuple[int, int]]:
+def found(ranks, request, shapes) -> dict[str, tuple[int, int]]:
     """op id -> (bytes taken, bytes declared)."""
-    return ranks(1).run(second_step, KERNELS[request.param], MODEL, SEQ, CHUNK, workspaces)[0]
+    return ranks(1).run(second_step, KERNELS[request.param], shapes, SEQ, CHUNK, workspaces)[0]
 
 
 def test_no_op_takes_more_than_it_declares(found, note):

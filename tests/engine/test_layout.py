@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine import launch
+from engine import launch, pointwise
 from engine.deal import IGNORE, deal, gather, padded, shift
 from engine.kernels import cpu_flash
 from engine.pointwise import angles, rotate
@@ -126,3 +126,19 @@ def test_two_models_of_different_heads_keep_their_layouts(ranks, P):
     alone, together, again = ranks(P).run(interleaved)[0]
     assert alone[0] != alone[1]
     assert alone == together == again
+
+
+@pytest.mark.parametrize("rotary", (8, 32))
+def test_compiled_rope_keeps_nothing_but_its_result(rotary):
+    """As in the workspaces that its ops declare."""
+    from torch._inductor.utils import run_and_get_code
+
+    T, H, D = 64, 4, 32
+    cos, sin = pointwise.angles(0, T, rotary, 1e4, torch.device("cpu"))
+    q_THD, kv_T2GD = torch.randn(T, H, D), torch.randn(T, 2, H, D)
+    for function, args, results in (
+        (pointwise.rope_q, (q_THD, cos, sin, torch.empty(1, T, H, D)), 0), (pointwise.rope_kv, (kv_T2GD, cos, sin, torch.empty(1, T, 2, H, D)), 0),
+        (pointwise.rope_q_bwd, (q_THD[None], cos, sin, torch.float32), 1), (pointwise.rope_kv_bwd, (kv_T2GD[None], cos, sin, H, torch.float32), 1),
+    ):
+        _, (code,) = run_and_get_code(torch.compile(function.__wrapped__, fullgraph=True), *args)
+        assert code.count("= empty_strided") == results, function.__name__

@@ -47,13 +47,18 @@ def test_offloading_frees_exactly_the_block_inputs(layers, P):
 
 
 def test_arguments_at_the_peak_of_a_layer():
-    """Forward with offload: this layer's x and y and the labels. Backward: dy, dx and the weight gradients. (One layer at a time.)"""
+    """Forward with offload: this layer's x and y and the labels. Backward: dy, dx and the weight gradients, which a rank keeps a share of. (One layer at a time.)"""
     m, seq = model("demo"), 8192
     _, _, timeline = run(m, seq, chunk=1024, host_sync="region")
+    mask = timeline.within("bwd.kv_bwd[7]") & (timeline.layer == 1)
+    assert at(timeline, int(timeline.start_ns[mask][0]), "arguments") == 2 * seq * m.hidden * 2
+    seq *= 2
+    _, _, timeline = run(m, seq, sp=2, chunk=1024, host_sync="region")
+    seq //= 2
     hidden, labels = seq * m.hidden * 2, seq * 8
     mask = timeline.within("fwd.ffn[0]") & (timeline.layer == 1)
     assert at(timeline, int(timeline.start_ns[mask][0]), "arguments") == 2 * hidden + labels
-    mask = timeline.within("bwd.kv_bwd[7]") & (timeline.layer == 1)
+    mask = timeline.within("bwd.kv_bwd[15]") & (timeline.layer == 1)
     assert at(timeline, int(timeline.start_ns[mask][0]), "arguments") == 2 * hidden + 4 * m.block_params
 
 
@@ -106,7 +111,10 @@ def test_states_by_zero_stage():
     m = model("demo")
     sharded, whole = (run(m, 8192, sp=2, chunk=1024, zero=zero)[2].memory["hbm"]["states"] for zero in (3, 0))
     head = m.vocab * m.hidden + m.hidden
-    assert set(whole.tolist()[:-1]) == {16 * m.params + extra for extra in (0, 2 * m.block_params, 2 * head, 4 * m.params)}  # cast, and reduced
+    made = [4 + 4 * (head + k * m.block_params) for k in range(5)]  # the loss, and gradients from the region on that makes them
+    cast = 2 * head, 2 * m.block_params
+    assert set(whole.tolist()[:-1]) == {12 * m.params + extra for extra in (
+        0, *cast, made[0], made[0] + cast[0], *(grads + cast[1] for grads in made), *made[1:4], 4 * m.params, 8 * m.params)}  # whole, and reduced
     extra = sharded[:-1] - 16 * m.params // 2
     assert extra.min() >= 0 and extra.max() in (2 * 2 * m.block_params, 2 * (m.block_params + head))
 

@@ -37,7 +37,8 @@ def test_its_parts_by_hand():
     assert (reduction(schedule, 3), reduction(schedule, 0)) == (0, 4 * m.params)
     hidden, labels = 4096 * 256 * 2, 8 * 4096
     bwd = 2 * 4 * m.block_params + workspace(schedule, "bwd")  # a block's gradients while those of the one before are reduced
-    assert beside(schedule, 0) == 3 * hidden + labels + bwd + 2 * m.block_params  # cast for one region at a time, gathered one ahead
+    whole = 3 * hidden + labels + workspace(schedule, "bwd") + 2 * m.block_params  # cast for one region at a time, gathered one ahead
+    assert beside(schedule, 0) == whole  # its gradients are states
     assert beside(schedule, 3) == 3 * hidden + labels + bwd + 2 * 2 * m.block_params
     for region, ops in schedule.regions.items():
         assert workspace(schedule, region) == max(KINDS[op.kind].workspace(op, schedule) for op in ops.ops)

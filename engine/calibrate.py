@@ -137,7 +137,7 @@ def profile(
         "hbm_GBps": 10.0, "h2d_GBps": link_GBps or _copy(fits, "reload"), "d2h_GBps": link_GBps or _copy(fits, "offload"),
         "nvlink_GBps": _copy(fits, "a2a"), "network_GBps": _copy(fits, "a2a"),
         "launch_ns": probe.launch_ns(tiny, device), "wake_ns": _median(late["wake_ns"]), "gap_ns": _median(late["gap_ns"]),
-        **({"region_ns": _median(paid)} if paid else {}), "step_ns": _median([ns for run in runs for ns in beside(run)]),
+        **({"launch_ns": min(issued(made, runs).values()), "region_ns": _median(paid)} if paid else {}), "step_ns": _median([ns for run in runs for ns in beside(run)]),
     }
     numbers = {k: {"value": v, "source": source} for k, v in values.items()}
     numbers["peak_name"] = {"value": f"best GEMM of the calibration ({dtype}, one {'core' if device == 'cpu' else 'GPU'})", "source": source}

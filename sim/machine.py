@@ -30,7 +30,7 @@ NUMBERS = {
     "d2h_GBps": ("positive", "device to host, one uplink"),
     "nvlink_GBps": ("positive", "between ranks of a node, one direction, a rank"),
     "network_GBps": ("positive", "between nodes, one direction, a rank"),
-    "launch_ns": ("non-negative", "host time to issue one op"),
+    "launch_ns": ("non-negative", "host time until the first work of an op is issued, and all of it where its kind has no issue_ns"),
     "wake_ns": ("non-negative", "from an op's end to the start of one on another stream that had to wait for it"),
     "gap_ns": ("non-negative", "between two ops of one stream"),
     "queue_depth": ("count", "issued ops that are not finished; past it the host blocks"),

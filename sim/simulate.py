@@ -1,8 +1,8 @@
 """Simulate: the schedule on a machine, in integer nanoseconds, one simpy process a stream and one for the host thread.
 
 The host issues ops in list order, each in the time that its kind was measured to take (or `launch_ns`), after `region_ns` before each region,
-and blocks when `queue_depth` of them are unfinished, or at a sync. An op starts when its stream is done with the one before (+ `gap_ns`), it was
-issued, and its waits are done (+ `wake_ns` if it had to wait). External work (gathers, reductions) runs beside, with waits of the same form.
+and blocks when `queue_depth` of them are unfinished, or at a sync. An op starts when its stream is done with the one before (+ `gap_ns`), its
+first part was issued (`launch_ns`), and its waits are done (+ `wake_ns` if it had to wait); it ends no sooner than all of it was issued. External work (gathers, reductions) runs beside, with waits of the same form.
 
 Layers repeat. When two layers in a row begin in the same state (pointers, work left, times, all relative), the step between them
 repeats until the host's look-ahead reaches the end of the run of equal regions: those layers are copied, not simulated. To skip
@@ -67,6 +67,7 @@ class _World:
         self.wake, self.gap = (round(machine[f"{k}_ns"]) for k in ("wake", "gap"))
         self.enter = round(machine.get("region_ns") or 0)
         self.return_ = self.wake if machine.get("sync_ns") is None else round(machine["sync_ns"])
+        self.launch = round(machine["launch_ns"])
         self.depth = int(machine["queue_depth"])
         self.pool = Pool(self.env, machine) if machine.slowdown else None
         self.instances = schedule.order()
@@ -75,9 +76,11 @@ class _World:
         self.base = self.first
         self.done: list[list[int]] = []
         self.issued = self.open = 0
+        self.began = 0
+        """When the host began to issue the op that it is at."""
         self.room: Event | None = None
-        """What the host waits for while the queue is full, and room_ns, what its next op then takes to issue."""
-        self.room_ns = 0
+        """What the host waits for while the queue is full, and waiting_op, what it then issues."""
+        self.waiting_op: tuple[int, int, int] = (0, 0, 0)
         self.asked: dict[int, Event] = {}
         self.waiting: dict[int, Event] = {}
         self.slots, self.starts, self.ends = array("q"), array("q"), array("q")
@@ -106,22 +109,18 @@ class _World:
             if self.enter:
                 me.i, me.phase, me.end = -1, RUN, env.now + self.enter
                 yield Timeout(env, self.enter)
-            for i, (stream, launch) in enumerate(part.host):
+            for i, (stream, ns) in enumerate(part.host):
                 me.i, me.phase = i, IDLE
                 if stream == HOST:
                     yield from self._sync(me, *part.syncs[i])
                     continue
                 if self.open >= self.depth:
-                    self.room, self.room_ns = Event(env), launch
+                    self.room, self.waiting_op = Event(env), (stream, base + i, ns)
                     yield self.room
-                elif launch:
-                    me.phase, me.end = RUN, env.now + launch
-                    yield Timeout(env, launch)
-                self.open += 1
-                self.issued = base + i + 1
-                event = asked.pop(stream, None)
-                if event is not None:
-                    event.succeed()
+                else:
+                    self._issue(stream, base + i, ns)
+                    if ns:
+                        yield Timeout(env, ns)
             me.v += 1
             self.issued = base + part.size
             for s in [s for s in asked if self.state[s].phase == PARKED]:
@@ -142,7 +141,7 @@ class _World:
         me.start = None
 
     def _stream(self, s: int):
-        env, me, pool, wake, gap = self.env, self.state[s], self.pool, self.wake, self.gap
+        env, me, pool, wake, gap, host = self.env, self.state[s], self.pool, self.wake, self.gap, self.state[HOST]
         ours = s < len(STREAMS)
         me.ready, asked = env.now, self.asked
         while me.v < len(self.parts):
@@ -162,7 +161,9 @@ class _World:
                     yield event
                     if env.now > me.ready:
                         me.ready = env.now
-                start = me.ready
+                start, least = me.ready, 0
+                if ours and host.i == i and host.v == v and host.phase == RUN:
+                    start, least = max(start, min(self.began + self.launch, host.end)), host.end
                 if waits:
                     me.phase, last = WAIT, 0
                     for back, k in waits:
@@ -174,7 +175,7 @@ class _World:
                             last = t
                     if last > start:
                         start = last + wake
-                me.phase, me.start, me.end = RUN, start, start + ns
+                me.phase, me.start, me.end = RUN, start, max(start + ns, least)
                 if i == part.begins and s == COMPUTE and not self.unroll:
                     self._snapshot(v)
                 if pool is None or not ours:
@@ -184,7 +185,9 @@ class _World:
                     if start > env.now:
                         yield Timeout(env, start - env.now)
                     yield pool.run(s, ns)
-                    me.end = env.now
+                    me.end = max(env.now, least)
+                    if me.end > env.now:
+                        yield Timeout(env, me.end - env.now)
                 me.ready = me.end + gap if ours else me.end
                 me.phase = IDLE
                 self._finish(v, i, start, me.end)
@@ -194,10 +197,20 @@ class _World:
                         self._issue_into_room()
             me.v += 1
 
+    def _issue(self, stream: int, slot: int, ns: int) -> None:
+        """The host begins to issue an op."""
+        host, self.began = self.state[HOST], self.env.now
+        host.phase, host.end = RUN, self.began + ns
+        self.open += 1
+        self.issued = slot + 1
+        event = self.asked.pop(stream, None)
+        if event is not None:
+            event.succeed()
+
     def _issue_into_room(self) -> None:
         """The host, which waits for room, issues its op: it wakes when that is done."""
-        host, timer = self.state[HOST], Timeout(self.env, self.room_ns)
-        host.phase, host.end = RUN, self.env.now + self.room_ns
+        timer = Timeout(self.env, self.waiting_op[2])
+        self._issue(*self.waiting_op)
         timer.callbacks, self.room.callbacks, self.room = self.room.callbacks, [], None
 
     def _finish(self, v: int, i: int, start: int, end: int) -> None:

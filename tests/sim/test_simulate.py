@@ -42,7 +42,10 @@ def test_a_slow_host_leaves_the_device_idle():
 def test_each_kind_of_op_takes_the_host_as_long_as_was_measured():
     machine = tiny_machine(launch_ns=3)
     machine.fits["proj"]["issue_ns"] = 50
-    assert events({"fwd": "compute qkv[0]\ncompute proj[0]\nh2d reload.x[0]"}, machine) == [("fwd.qkv[0]", 3, 13), ("fwd.proj[0]", 53, 73), ("fwd.reload.x[0]", 56, 96)]
+    assert events({"fwd": "compute qkv[0]\ncompute proj[0]\nh2d reload.x[0]"}, machine) == [("fwd.qkv[0]", 3, 13), ("fwd.proj[0]", 13, 53), ("fwd.reload.x[0]", 56, 96)]  # proj begins with its first part, and ends with its last
+    machine.fits["proj"]["issue_ns"] = 25
+    assert events({"fwd": "compute qkv[0]\ncompute proj[0]\nh2d reload.x[0]"}, machine) == [("fwd.qkv[0]", 3, 13), ("fwd.proj[0]", 13, 33), ("fwd.reload.x[0]", 31, 71)]
+    assert events({"fwd": "compute proj[0]\ncompute qkv[0]"}, machine) == [("fwd.proj[0]", 3, 25), ("fwd.qkv[0]", 28, 38)]
 
 
 def test_a_gap_lies_between_ops_of_a_stream():
@@ -247,6 +250,8 @@ def test_replayed_layers_equal_unrolled_ones_on_random_schedules():
         ns = {kind: r.choice([0, 1, 5, 10, 40, 77]) for kind in NS}
         m = tiny_machine(slowdown, ns, launch_ns=r.choice([0, 1, 5, 20]), wake_ns=r.choice([0, 3, 11]), gap_ns=r.choice([0, 2]),
                          queue_depth=r.choice([1, 2, 3, 7, 1000]))
+        for kind in r.sample(sorted(m.fits), r.choice([0, 2, 4])):
+            m.fits[kind]["issue_ns"] = r.choice([0, 1, 5, 30, 90])
         P, zero = r.choice([(1, 3), (2, 3), (2, 0)])
         case = random_regions(r), m, r.randint(1, 12), P, zero
         assert same(world(*case), world(*case, unroll=True)), seed

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from fractions import Fraction
 
 import numpy as np
 
@@ -30,10 +31,12 @@ from sim.ops import KINDS, key
 from sim.schedule import PREV, Schedule
 from sim.strategy import Strategy
 
-CHUNKS = {"cpu": (384, 768, 1536, 3072), "cuda": (6144, 12288, 24576)}
-"""Chunk lengths of the calibration runs, in tokens; each runs over three chunks, so that every kind of op occurs."""
-LOAD_S = {"cpu": 0.0, "cuda": 1.5}
-"""Seconds of steps before the first that counts: a GPU's clock settles under load."""
+CHUNKS = {"cpu": (384, 768, 1536, 3072), "cuda": (7168, 14336, 28672)}
+"""Chunk lengths of the calibration runs, in tokens."""
+LENGTH = {"cpu": Fraction(3), "cuda": Fraction(21, 8)}
+"""S, in chunks: three, so that every kind of op occurs; on a GPU the last one is short, which is another size of each."""
+LOAD_S = {"cpu": 0.0, "cuda": 3.0}
+"""Seconds of steps before the first that counts: a GPU's clock settles under load, and falls below that at first."""
 
 
 def schedules(model: Model, P: int, dtype: str, strategy: Strategy = Strategy(), device: str = "cpu") -> list[Schedule]:
@@ -43,13 +46,14 @@ def schedules(model: Model, P: int, dtype: str, strategy: Strategy = Strategy(),
     for chunk in CHUNKS[device]:
         chunk = -(-chunk // P) * P
         strategy = strategy.replace(sp=P, chunk=chunk, hidden="hbm", host_sync="region" if device == "cpu" else "none", alloc="plan", zero=0)
-        made.append(build(one, strategy, 3 * chunk, dtype))
+        made.append(build(one, strategy, -(-int(LENGTH[device] * chunk) // P) * P, dtype))
     return made
 
 
 def jobs(made: list[Schedule], link_GBps: float | None = None, device: str = "cpu") -> list[Job]:
-    """A traced job for each schedule, on a GPU at its steady clock."""
-    return [Job(text.show(s), steps=2 if device == "cpu" else 6, link_GBps=link_GBps, trace_every=1, device=device, load_s=LOAD_S[device], footprint=device != "cpu", issue=device != "cpu") for s in made]
+    """A traced job for each schedule, on a GPU at its steady clock; what ops cost the host is asked where that is soonest known."""
+    gpu, least = device != "cpu", min(s.seq for s in made)
+    return [Job(text.show(s), steps=6 if gpu else 2, link_GBps=link_GBps, trace_every=1, device=device, load_s=LOAD_S[device], footprint=gpu, issue=gpu and s.seq == least) for s in made]
 
 
 def points(schedule: Schedule, run: Run, slowdown: dict[str, dict]) -> dict[str, list[Point]]:

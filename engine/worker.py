@@ -79,6 +79,10 @@ class Run:
     """What engine.footprint says, if it was asked for."""
     issue_ns: dict[str, int] = field(default_factory=dict)
     """What engine.issue says, if it was asked for."""
+    sensed: dict[str, float | None] = field(default_factory=dict)
+    """What engine.meter says of the steps behind the load, if there was any; on a CPU all N/A."""
+    took_s: float = 0.0
+    """All of it, set-up included."""
     rss_bytes: int = 0
     """Peak resident memory of the process."""
 
@@ -169,13 +173,17 @@ class Session:
 
 def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lambda: None, pin: Callable[[int, int], None] = lambda done, total: None) -> Run:
     """Does a job on this rank; `tick` is called after each step, `pin` as Session says."""
+    start = time.monotonic()
     session = Session(job, rank, group, pin)
     try:
-        for step in range(job.steps):
-            session.step(step > 0 and job.trace_every > 0 and step % job.trace_every == 1 % job.trace_every)
-            tick()
-            if step == 0 and job.load_s:
-                session.load(job.load_s)
+        session.step(False)
+        tick()
+        if job.load_s:
+            session.load(job.load_s)
+        with sensing(session.run, job.load_s > 0, job.device):
+            for step in range(1, job.steps):
+                session.step(job.trace_every > 0 and step % job.trace_every == 1 % job.trace_every)
+                tick()
         if job.footprint:
             from engine.footprint import footprint
 
@@ -188,7 +196,26 @@ def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lamb
         run = session.close()
     del session
     emptied(job.device)
+    run.took_s = time.monotonic() - start
     return run
+
+
+@contextmanager
+def sensing(run: Run, asked: bool, device: str):
+    """What the GPU's clock, power and temperature are meanwhile goes to run.sensed, if that is asked."""
+    if not asked:
+        yield
+        return
+    import torch
+
+    from engine.meter import Meter
+
+    meter, begin = Meter(torch.device(device)), time.monotonic()
+    try:
+        yield
+        run.sensed = meter.read(begin, time.monotonic())
+    finally:
+        meter.close()
 
 
 def emptied(device: str) -> None:

@@ -14,7 +14,7 @@ from statistics import median
 import torch
 
 from engine.kernels.rates import in_a_line
-from engine.micro.meter import Meter
+from engine.meter import SENSED, Meter
 from engine.micro.place import Place
 from engine.micro.table import Args, Call, Group, Micro, load
 from engine.oom import out_of_memory
@@ -49,7 +49,7 @@ class Point:
         row = {"name": self.micro.name, "args": self.args, "GFLOPs": self.work[0], "MB": self.work[1]}
         if not self.ns:
             return row | {"ns": None, "why": self.why}
-        known = {name: [c[name] for c in self.clocks if c[name] is not None] for name in ("clock_MHz", "power_W")}
+        known = {name: [c[name] for c in self.clocks if c[name] is not None] for name in SENSED}
         return row | {"ns": round(median(self.ns)), "low_ns": round(min(self.ns)), "high_ns": round(max(self.ns)), "rounds": len(self.ns)} | {
             name: median(values) if values else None for name, values in known.items()}
 

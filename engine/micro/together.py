@@ -13,7 +13,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from engine.micro.meter import Meter
+from engine.meter import Meter
 from engine.micro.place import Place
 from engine.micro.table import Call, own_heads
 from sim.schedule import STREAMS

@@ -6,9 +6,10 @@ make the band around every prediction.
 """
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
@@ -18,11 +19,12 @@ from engine import calibrate, measure, probe
 from engine.micro.fit import improved, slowdown_of
 from engine.micro.place import Plan
 from engine.worker import Job, Run
-from experiments.validate.case import Space, shapes
+from experiments.validate.case import LOSS_SUB, Space, shapes
 from sim import machine as machines
+from sim import text
 from sim.cost import features
 from sim.errors import UserError
-from sim.files import folder, write
+from sim.files import folder, replaced, write
 from sim.machine import Machine
 from sim.ops import KINDS, key
 from sim.schedule import Schedule
@@ -46,11 +48,15 @@ class Profile:
     """Step / median of its run, of every repeat."""
     reserved: float | None = None
     """What torch's allocator held / what it was asked for at the peak, arenas left out; None where it was not asked."""
+    runs: list[dict] = field(default_factory=list)
+    """All that calibration measured, {"schedule": text, "run"}; kept for who wants to fit it otherwise, and not read again."""
 
     def save(self, path: Path) -> None:
         """As a machine's file, for --machine too, and the rest beside it."""
         folder(path.parent)
         write(_beside(path), json.dumps({"ratios": self.ratios, "repeats": self.repeats, "reserved": self.reserved}) + "\n")
+        runs = gzip.compress(json.dumps(self.runs).encode(), mtime=0)
+        replaced(path.with_suffix(".runs.json.gz"), lambda part: part.write_bytes(runs))
         self.machine.save(path)
 
     @classmethod
@@ -84,7 +90,8 @@ def profile(space: Space, name: str, P: int, device: str, told: list[dict], do: 
     runs, source = do(jobs(made, device)), f"measured: {probe.provenance()}, microbenchmarks"
     machine = calibrate.profile(one, P, space.dtype, made, runs, None, device, slowdown_of(told, source))
     machine = replace(improved(machine, told, {}, P, source, ()), name=f"{name}-P{P}")
-    return Profile(machine, crossed(machine, made, runs), [ns / median for run in runs for ns, median in _scatter(run)], _reserved(made, runs))
+    kept = [{"schedule": text.show(s), "run": asdict(run)} for s, run in zip(made, runs)]
+    return Profile(machine, crossed(machine, made, runs), [ns / median for run in runs for ns, median in _scatter(run)], _reserved(made, runs), kept)
 
 
 def jobs(made: list[Schedule], device: str) -> list[Job]:
@@ -97,7 +104,7 @@ def covering(space: Space, name: str, P: int, device: str) -> list[Strategy]:
     one = shapes(name, 1, space.vocab)
     keys = {}
     for save, order, offload in product(space.save, space.order, space.offload):
-        strategy = Strategy(save=save, order=order, offload=offload)
+        strategy = Strategy(save=save, order=order, offload=offload, loss_sub=LOSS_SUB)
         schedule = calibrate.schedules(one, P, space.dtype, strategy, device)[0]
         keys[strategy] = {(key(op), *features(KINDS[op.kind].work(op, schedule))) for region in schedule.regions.values() for op in region.ops if op.stream != "host"}
     chosen, left = [], set.union(*keys.values())

@@ -64,6 +64,12 @@ class Row:
     states_measured: Bytes = None
     reserved_predicted: Bytes = None
     reserved_measured: Bytes = None
+    clock_MHz: Seconds = None
+    """Mean over its steps, as temperature and power; none where nothing tells."""
+    power_W: Seconds = None
+    temperature_C: Seconds = None
+    took_s: Seconds = None
+    """All of its job."""
     kernel: str = ""
     kinds: list = field(default_factory=list)
     """[kind, stream, predicted ns, measured ns], over all layers."""

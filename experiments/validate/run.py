@@ -217,7 +217,9 @@ def measured(row: Row, case: Case, schedule: Schedule, machine: Machine, do: Cal
     timeline = measure.timeline(schedule, case.strategy, machine, run)
     row.steps_s, row.measured_s, row.traced_s = bare, float(np.median(bare)), float(np.median([run.step_ns[step] for step in run.traces])) / 1e9
     row.p05_s, row.p95_s = (float(p) for p in np.percentile(bare, (calibration.LOW, calibration.HIGH)))
-    row.hidden_measured, row.kernel = predict.hidden(timeline), run.kernel
+    row.hidden_measured, row.kernel, row.took_s = predict.hidden(timeline), run.kernel, round(run.took_s, 1)
+    for name, value in run.sensed.items():
+        setattr(row, name, value)
     row.planned_hbm_measured, row.planned_host_measured = run.touched_bytes["hbm"], run.touched_bytes["host"]
     took = predict.durations(timeline) | {("step", "external"): round(float(np.median(beside(run))))}
     row.kinds = [[kind, stream, ns, took.pop((kind, stream), 0)] for kind, stream, ns, _ in row.kinds] + [[*key, 0, ns] for key, ns in took.items()]

@@ -12,7 +12,7 @@ import torch
 from engine.lines import fit
 from engine.micro import fit as made
 from engine.micro import table
-from engine.micro.meter import Meter, sample
+from engine.meter import Meter, sample
 from engine.micro.place import Plan
 from engine.micro.serve import run
 from engine.micro.together import rates, sets
@@ -113,9 +113,9 @@ def test_a_machine_gains_what_was_measured_and_keeps_the_rest():
 
 
 def test_what_nvidia_smi_prints():
-    assert sample("1665, 687.31\n") == (1665.0, 687.31)
-    assert sample("[N/A], [N/A]\n") is None
-    assert Meter(torch.device("cpu")).read(0, 1) == {"clock_MHz": None, "power_W": None}
+    assert sample("1665, 687.31, 54\n") == (1665.0, 687.31, 54.0)
+    assert sample("[N/A], [N/A], 54\n") is None
+    assert Meter(torch.device("cpu")).read(0, 1) == {"clock_MHz": None, "power_W": None, "temperature_C": None}
 
 
 def plan(**changes) -> Plan:

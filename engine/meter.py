@@ -1,4 +1,4 @@
-"""Meter: a GPU's SM clock and power while something is measured, N/A where nothing answers.
+"""Meter: a GPU's SM clock, power and temperature while something is measured, N/A where nothing answers.
 
 Asked by a thread of its own, several times a second: torch (which needs NVML's Python package), or else nvidia-smi, which goes on printing.
 """
@@ -12,14 +12,16 @@ from statistics import mean
 import torch
 
 EVERY_S = 0.1
+SENSED = {"clock_MHz": 0, "power_W": 1, "temperature_C": 0}
+"""What is read, and how many decimals of it are worth keeping."""
 
 
 class Meter:
     """With a device of kind cpu, and where nothing answers, `read` knows nothing."""
 
     def __init__(self, device: torch.device) -> None:
-        self._samples: list[tuple[float, float, float]] = []
-        """(when, MHz, W)."""
+        self._samples: list[tuple[float, ...]] = []
+        """(when, MHz, W, degrees)."""
         self._over = threading.Event()
         self._smi: subprocess.Popen | None = None
         self._threads = []
@@ -28,12 +30,10 @@ class Meter:
             self._threads[0].start()
 
     def read(self, begin: float, end: float) -> dict[str, float | None]:
-        """clock_MHz and power_W between two times of time.monotonic, or at the sample nearest to them; None where N/A."""
+        """Means of what is sensed between two times of time.monotonic, or at the sample nearest to them; None where N/A."""
         samples = list(self._samples)
         inside = [s for s in samples if begin <= s[0] <= end] or sorted(samples, key=lambda s: abs(s[0] - end))[:1]
-        if not inside:
-            return {"clock_MHz": None, "power_W": None}
-        return {"clock_MHz": round(mean(s[1] for s in inside)), "power_W": round(mean(s[2] for s in inside), 1)}
+        return {name: round(mean(s[k] for s in inside), digits or None) if inside else None for k, (name, digits) in enumerate(SENSED.items(), 1)}
 
     def close(self) -> None:
         self._over.set()
@@ -45,7 +45,7 @@ class Meter:
     def _watch(self, device: torch.device) -> None:
         try:
             while not self._over.is_set():
-                self._samples.append((time.monotonic(), float(torch.cuda.clock_rate(device)), torch.cuda.power_draw(device) / 1e3))
+                self._samples.append((time.monotonic(), float(torch.cuda.clock_rate(device)), torch.cuda.power_draw(device) / 1e3, float(torch.cuda.temperature(device))))
                 self._over.wait(EVERY_S)
         except Exception:  # no NVML package, or a driver that does not tell
             self._read_smi(device)
@@ -53,7 +53,7 @@ class Meter:
     def _read_smi(self, device: torch.device) -> None:
         try:
             gpu = "GPU-" + str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
-            ask = ["nvidia-smi", "-i", gpu, "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", str(int(EVERY_S * 1e3))]
+            ask = ["nvidia-smi", "-i", gpu, "--query-gpu=clocks.sm,power.draw,temperature.gpu", "--format=csv,noheader,nounits", "-lms", str(int(EVERY_S * 1e3))]
             self._smi = subprocess.Popen(ask, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             for line in self._smi.stdout:
                 if parsed := sample(line):
@@ -62,10 +62,10 @@ class Meter:
             return
 
 
-def sample(line: str) -> tuple[float, float] | None:
-    """(MHz, W) of a line of nvidia-smi's; None where it says [N/A]."""
+def sample(line: str) -> tuple[float, float, float] | None:
+    """(MHz, W, degrees) of a line of nvidia-smi's; None where it says [N/A]."""
     try:
-        clock, power = line.split(",")
-        return float(clock), float(power)
+        clock, power, temperature = line.split(",")
+        return float(clock), float(power), float(temperature)
     except ValueError:
         return None

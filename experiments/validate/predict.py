@@ -56,8 +56,8 @@ def fits(timeline: Timeline) -> bool:
     return all(over <= -spare[space] for space, over in overrun(timeline).items())
 
 
-def row(case: Case, schedule: Schedule, profile: Profile, session: str, band: tuple[float, float]) -> Row:
-    """All that is predicted for a configuration."""
+def row(case: Case, schedule: Schedule, profile: Profile, session: str, band: tuple[float, float]) -> tuple[Row, Timeline]:
+    """All that is predicted for a configuration, and its timeline."""
     found = {column: predictor(schedule, case.strategy, profile.machine) for column, predictor in PREDICTORS.items()}
     full = found[FULL]
     seconds = {column: times(timeline)["step_s"] for column, timeline in found.items()}
@@ -71,7 +71,7 @@ def row(case: Case, schedule: Schedule, profile: Profile, session: str, band: tu
     if profile.reserved is not None:
         made.reserved_predicted = arena + round(profile.reserved * (peak - arena))
     made.kinds = [[*key, ns, None] for key, ns in durations(full).items()]
-    return made
+    return made, full
 
 
 def hidden(timeline: Timeline) -> float | None:

@@ -1,7 +1,8 @@
 """Run: calibrate, draw, predict, write both down, and only then measure, one row after the other.
 
 A run that was interrupted goes on with the configurations that are missing; on another day or machine it calibrates again first, and each
-row says which profile it was predicted with. In the folder: grid.csv, predicted.csv, rows.csv, validate.json, profiles/, scatter.png.
+row says which profile it was predicted with. In the folder: grid.csv, predicted.csv, rows.csv, validate.json, profiles/, scatter.png, and
+timelines/ of each row, predicted and measured, for `fpdt explain`.
 """
 from __future__ import annotations
 
@@ -26,11 +27,12 @@ from experiments.validate.pool import Pool
 from experiments.validate.rows import Row
 from sim import text
 from sim.errors import RankLost, UserError
-from sim.files import claimed, write
+from sim.files import claimed, folder, write
 from sim.machine import Machine
 from sim.metrics import peak_bytes, times
 from sim.schedule import Schedule
 from sim.simulate import simulate
+from sim.timeline import Timeline
 
 COUNT, BUDGET_MIN = {"cuda": 64, "cpu": 8}, {"cuda": 25.0, "cpu": 3.0}
 RANKS = (1, 2, 4, 8)
@@ -187,8 +189,12 @@ def _measure(cases: list[Case], done: list[Row], found: dict[tuple[str, int], Pr
     spread = calibration.band(list(found.values()))
     schedules = {case: case.schedule() for case in left}
     predicted, task = [], bar.add_task("predict", total=len(left), state="")
+    kept = record.out / "timelines"
+    folder(kept)
     for case in left:
-        predicted.append(predict.row(case, schedules[case], found[case.model, case.P], record.session, spread))
+        row, timeline = predict.row(case, schedules[case], found[case.model, case.P], record.session, spread)
+        timeline.save(kept / f"{case.number}-predicted.json")
+        predicted.append(row)
         bar.advance(task)
     path, numbers = record.out / "predicted.csv", {row.number for row in done}
     rows.save(path, [row for row in rows.load(path, Row) if row.number in numbers] + predicted)
@@ -196,7 +202,8 @@ def _measure(cases: list[Case], done: list[Row], found: dict[tuple[str, int], Pr
     for case, row in zip(left, predicted):
         bar.update(task, state=case.label)
         try:
-            measured(row, case, schedules[case], found[case.model, case.P].machine, lambda jobs: pool.do(case.P, jobs, pin=pin))
+            timeline = measured(row, case, schedules[case], found[case.model, case.P].machine, lambda jobs: pool.do(case.P, jobs, pin=pin))
+            timeline.save(kept / f"{case.number}-measured.json")
             failed = 0
         except (UserError, RankLost, RuntimeError) as error:
             row.reason, failed = next(filter(str.strip, str(error).splitlines()), type(error).__name__), failed + 1
@@ -208,8 +215,8 @@ def _measure(cases: list[Case], done: list[Row], found: dict[tuple[str, int], Pr
         bar.advance(task)
 
 
-def measured(row: Row, case: Case, schedule: Schedule, machine: Machine, do: Callable[[list[Job]], list[Run]]) -> None:
-    """Runs a configuration, and adds what was measured to its row."""
+def measured(row: Row, case: Case, schedule: Schedule, machine: Machine, do: Callable[[list[Job]], list[Run]]) -> Timeline:
+    """Runs a configuration, and adds what was measured to its row; gives its median traced step."""
     run, = do([Job(
         text.show(schedule), steps=steps(row.predicted_s, case.device), trace_every=TRACE_EVERY, zero=case.strategy.zero, device=case.device,
         load_s=LOAD_S[case.device], footprint=True)])
@@ -228,3 +235,4 @@ def measured(row: Row, case: Case, schedule: Schedule, machine: Machine, do: Cal
     if "peak" in memory:
         row.workspace_measured, row.reserved_measured = memory["workspace"] + memory["blas"], memory["reserved"]
         row.arguments_measured = memory["peak"] - schedule.arena_bytes("hbm") - row.states_measured - row.workspace_measured
+    return timeline

@@ -263,7 +263,7 @@ def test_rivals_take_contention_away_or_make_it_one_number():
     assert predict.one_factor({"compute": 0.9, "h2d": 0.7} | spread) == {"compute": 0.8, "h2d": 0.8} | spread
     slow = dataclasses.replace(TRUTH, slowdown={"compute|h2d": {"compute": 0.5, "h2d": 0.7, "source": "assumed: a test"}})
     one = Case(0, 0, "demo", 1, 256, "fp32", 1, 2048, 512, True, 2, "query-up", "qkvo", "cpu")
-    row = predict.row(one, one.schedule(), Profile(slow, [1.0], [1.0]), "S1", (0.9, 1.2))
+    row, _ = predict.row(one, one.schedule(), Profile(slow, [1.0], [1.0]), "S1", (0.9, 1.2))
     assert row.predicted_s > row.factor_s > row.alone_s and (row.low_s, row.high_s) == (0.9 * row.predicted_s, 1.2 * row.predicted_s)
     assert row.arguments_predicted > 0 and row.workspace_predicted > 0 and row.states_predicted == 16 * one.shapes.params and row.reserved_predicted is None
 

@@ -67,9 +67,10 @@ def microbenchmarks(bar: Progress) -> Callable[[Plan], list[dict]]:
     return measured
 
 
-def calibrate_command(model: Model, P: int, dtype: str, link_GBps: float | None, out: Path, micro: bool = False) -> None:
-    """Calibrates, and writes the machine's JSON. `micro`: microbenchmarks too. On ranks of its own, or on those that torchrun has started."""
+def calibrate_command(model: Model, P: int, dtype: str, link_GBps: float | None, out: Path, micro: bool | None = None) -> None:
+    """Calibrates, and writes the machine's JSON. `micro`: microbenchmarks too; None: on GPUs. On ranks of its own, or on those that torchrun has started."""
     device = probe.device()
+    micro = device == "cuda" if micro is None else micro
     if started():
         _calibrate_here(model, P, dtype, link_GBps, out, device, micro)
         return

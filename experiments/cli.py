@@ -198,7 +198,7 @@ def explain_upstream(
 @app.command()
 def calibrate(
     model: DemoName = "demo", gpus: Gpus = None, dtype: Dtype = "fp32", link: Link = None,
-    micro: Annotated[bool, typer.Option("--micro", help="Microbenchmarks too: streams together, other sizes and kernels, the host. No GPU has run them yet.")] = False,
+    micro: Annotated[bool | None, typer.Option("--micro/--no-micro", help="Microbenchmarks too: streams together, other sizes and kernels, the host. On GPUs they run unless refused; 2 minutes.", show_default=False)] = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The machine it writes.")] = Path("cpu.json"),
 ) -> None:
     """Measures this machine, its GPUs or else its CPU cores, for predictions about it. Under torchrun it uses torchrun's ranks."""

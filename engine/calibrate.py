@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from fractions import Fraction
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from engine.worker import Job, Run
 from engine.world import started, world
 from sim import text
 from sim.build.step import build
+from sim.clock import EXPONENT
 from sim.cost import features
 from sim.externals import moved_bytes
 from sim.machine import Machine
@@ -33,8 +33,9 @@ from sim.strategy import Strategy
 
 CHUNKS = {"cpu": (384, 768, 1536, 3072), "cuda": (7168, 14336, 28672)}
 """Chunk lengths of the calibration runs, in tokens."""
-LENGTH = {"cpu": Fraction(3), "cuda": Fraction(21, 8)}
-"""S, in chunks: three, so that every kind of op occurs; on a GPU the last one is short, which is another size of each."""
+SEQ = 75264
+"""S of all of them on a GPU: long enough for steps in which it never idles; the last chunk is short, which is another size. On a CPU: three chunks,
+so that every kind of op occurs."""
 LOAD_S = {"cpu": 0.0, "cuda": 3.0}
 """Seconds of steps before the first that counts: a GPU's clock settles under load, and falls below that at first."""
 
@@ -46,18 +47,18 @@ def schedules(model: Model, P: int, dtype: str, strategy: Strategy = Strategy(),
     for chunk in CHUNKS[device]:
         chunk = -(-chunk // P) * P
         strategy = strategy.replace(sp=P, chunk=chunk, hidden="hbm", host_sync="region" if device == "cpu" else "none", alloc="plan", zero=0)
-        made.append(build(one, strategy, -(-int(LENGTH[device] * chunk) // P) * P, dtype))
+        made.append(build(one, strategy, 3 * chunk if device == "cpu" else -(-SEQ // P) * P, dtype))
     return made
 
 
 def jobs(made: list[Schedule], link_GBps: float | None = None, device: str = "cpu") -> list[Job]:
-    """A traced job for each schedule, on a GPU at its steady clock; what ops cost the host is asked where that is soonest known."""
-    gpu, least = device != "cpu", min(s.seq for s in made)
-    return [Job(text.show(s), steps=6 if gpu else 2, link_GBps=link_GBps, trace_every=1, device=device, load_s=LOAD_S[device], footprint=gpu, issue=gpu and s.seq == least) for s in made]
+    """A traced job for each schedule, on a GPU at its steady clock; what ops cost the host is asked where there are fewest."""
+    gpu, longest = device != "cpu", max(s.chunk for s in made)
+    return [Job(text.show(s), steps=6 if gpu else 2, link_GBps=link_GBps, trace_every=1, device=device, load_s=LOAD_S[device], footprint=gpu, issue=gpu and s.chunk == longest) for s in made]
 
 
-def points(schedule: Schedule, run: Run, slowdown: dict[str, dict]) -> dict[str, list[Point]]:
-    """By cost key: one point an op, the median over the traced steps of what it would have taken alone."""
+def points(schedule: Schedule, run: Run, slowdown: dict[str, dict], faster: float = 1.0) -> dict[str, list[Point]]:
+    """By cost key: one point an op, the median over the traced steps of what it would have taken alone, and were compute not so many times as fast."""
     spent, outside = defaultdict(list), defaultdict(lambda: defaultdict(int))
     for step, trace in run.traces.items():
         for id, _, stream, start, end in alone(trace, slowdown):
@@ -69,7 +70,8 @@ def points(schedule: Schedule, run: Run, slowdown: dict[str, dict]) -> dict[str,
     for region in schedule.regions.values():
         for op in region.ops:
             if op.id in spent and op.stream != "host":
-                found[key(op)].append((*features(KINDS[op.kind].work(op, schedule)), float(np.median(spent[op.id]))))
+                ns = float(np.median(spent[op.id])) * (faster if op.stream == "compute" else 1.0)
+                found[key(op)].append((*features(KINDS[op.kind].work(op, schedule)), ns))
     for name, size in moved_bytes(schedule, 0).items():
         if size and (times := outside.get(name.replace("_", ".", 1))):
             found[name].append((0.0, size / 1e6, float(np.median(list(times.values())))))
@@ -79,10 +81,22 @@ def points(schedule: Schedule, run: Run, slowdown: dict[str, dict]) -> dict[str,
 def pooled(made: list[Schedule], runs: list[Run], slowdown: dict[str, dict] = {}) -> dict[str, list[Point]]:
     """The points of all runs, by cost key. slowdown: how fast streams run together, as a machine has it."""
     found: dict[str, list[Point]] = defaultdict(list)
+    steady = clock_MHz(runs)
     for schedule, run in zip(made, runs):
-        for k, some in points(schedule, run, slowdown).items():
+        for k, some in points(schedule, run, slowdown, run.sensed["clock_MHz"] / steady if steady else 1.0).items():
             found[k] += some
     return dict(found)
+
+
+def clock_MHz(runs: list[Run]) -> float | None:
+    """The clock that these runs would have settled at, had compute never idled (sim.clock); None where one of them does not tell."""
+    found = [run.sensed.get("clock_MHz") for run in runs]
+    return float(np.median([mhz * busy(run) ** (1 / EXPONENT) for mhz, run in zip(found, runs)])) if found and all(found) else None
+
+
+def busy(run: Run) -> float:
+    """Share of its traced steps during which compute was busy."""
+    return float(np.median([sum(end - start for _, _, stream, start, end in trace if stream == "compute") / run.step_ns[step] for step, trace in run.traces.items()]))
 
 
 def curves(made: list[Schedule], runs: list[Run], source: str, slowdown: dict[str, dict] = {}) -> dict[str, dict]:
@@ -145,6 +159,10 @@ def profile(
     }
     numbers = {k: {"value": v, "source": source} for k, v in values.items()}
     numbers["peak_name"] = {"value": f"best GEMM of the calibration ({dtype}, one {'core' if device == 'cpu' else 'GPU'})", "source": source}
+    if steady := clock_MHz(runs):
+        numbers["clock_MHz"] = {"value": round(steady), "source": source}
+        if most := probe.clock_max_MHz():
+            numbers["clock_max_MHz"] = {"value": most, "source": f"measured: {probe.provenance()}, as its driver says"}
     if blas := [run.memory_bytes["blas"] for run in runs if run.memory_bytes.get("blas")]:
         numbers["blas_bytes"] = {"value": int(np.median(blas)), "source": source}
     if kernel := next((run.kernel for run in runs if run.kernel), ""):

@@ -102,6 +102,15 @@ def hbm_bytes(ranks: int) -> int:
     return int(answer.stdout)
 
 
+def clock_max_MHz() -> float | None:
+    """The most that the GPUs' SM clock may be, None where nothing answers."""
+    try:
+        said = subprocess.run(["nvidia-smi", "--query-gpu=clocks.max.sm", "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=10).stdout
+        return min(float(line) for line in said.splitlines())
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+
+
 def provenance() -> str:
     """Date, processor and versions, in one line."""
     cpu = next((line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.machine())

@@ -42,6 +42,8 @@ OPTIONAL = {
     "zero_GBps": ("positive", "pinned host memory set to zero by the host"),
     "sync_ns": ("non-negative", "from the end of what the host waits for until it goes on"),
     "blas_bytes": ("positive", "device memory that the library of matrix products keeps for itself, beside what each op takes"),
+    "clock_MHz": ("positive", "clock that a GPU settles at while compute never idles; cost curves hold there"),
+    "clock_max_MHz": ("positive", "the most that its clock rises to"),
     "region_ns": ("non-negative", "the host's own work before each region, autograd's included"),
     "step_ns": ("non-negative", "what a step takes before the first and after the last of its work: data, and the host's wait for the loss"),
 }

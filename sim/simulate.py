@@ -16,7 +16,7 @@ import numpy as np
 from simpy import Environment, Event
 from simpy.events import Timeout
 
-from sim import memory
+from sim import clock, memory
 from sim.contention import Pool
 from sim.cost import issue_ns, needed, op_ns, unfitted
 from sim.errors import UserError
@@ -34,15 +34,23 @@ EXTERNAL = ROWS.index("external")
 
 def simulate(schedule: Schedule, strategy: Strategy, machine: Machine, unroll: bool = False) -> Timeline:
     """The predicted timeline of one step. `unroll` simulates every layer; the result is the same. Raises UserError on a deadlock."""
-    ext = externals(machine, schedule, strategy.zero)
-    world = _World(schedule, machine, ext, unroll)
-    world.run()
-    notes = _assumptions(machine, schedule, world)
-    timeline = _timeline(schedule, world, ext)
-    del world  # as large as what comes next
+    timeline, notes = _simulated(schedule, strategy, machine, unroll)
+    faster = clock.faster(machine, timeline)
+    if faster > 1 + clock.WORTH:
+        del timeline
+        timeline, notes = _simulated(schedule, strategy, machine, unroll, faster)
+        notes.append(f"clock: compute idles enough to run at {faster * machine['clock_MHz']:.0f} MHz instead of {machine['clock_MHz']:.0f}")
     timeline.meta = meta(schedule, strategy, machine, notes)
     timeline.memory = memory.curves(schedule, timeline, strategy, machine)
     return timeline
+
+
+def _simulated(schedule: Schedule, strategy: Strategy, machine: Machine, unroll: bool, faster: float = 1.0) -> tuple[Timeline, list[str]]:
+    """Spans with compute so many times as fast, and what was assumed."""
+    ext = externals(machine, schedule, strategy.zero)
+    world = _World(schedule, machine, ext, unroll, faster)
+    world.run()
+    return _timeline(schedule, world, ext), _assumptions(machine, schedule, world)
 
 
 class _Stream:
@@ -62,7 +70,7 @@ IDLE, ISSUE, WAIT, RUN, PARKED = range(5)
 class _World:
     """Processes, what they have done, and what they record. Instances are numbered v in the list that shrinks by skipping."""
 
-    def __init__(self, schedule: Schedule, machine: Machine, ext: Externals, unroll: bool) -> None:
+    def __init__(self, schedule: Schedule, machine: Machine, ext: Externals, unroll: bool, faster: float = 1.0) -> None:
         self.env, self.unroll = Environment(ext.embed), unroll
         self.wake, self.gap = (round(machine[f"{k}_ns"]) for k in ("wake", "gap"))
         self.enter = round(machine.get("region_ns") or 0)
@@ -71,7 +79,7 @@ class _World:
         self.depth = int(machine["queue_depth"])
         self.pool = Pool(self.env, machine) if machine.slowdown else None
         self.instances = schedule.order()
-        self.parts = parts(schedule, op_ns(machine, schedule), issue_ns(machine, schedule), ext, [region for region, _ in self.instances])
+        self.parts = parts(schedule, op_ns(machine, schedule, faster), issue_ns(machine, schedule), ext, [region for region, _ in self.instances])
         self.first = np.cumsum([0] + [p.size for p in self.parts]).tolist()
         self.base = self.first
         self.done: list[list[int]] = []

@@ -18,6 +18,8 @@ import torch
 devices = {"cuda"}
 """Where functions are compiled. Empty: nowhere, for tools that have to see each operation."""
 TOKENS = "TS"
+OPTIONS = {"triton.mix_order_reduction": False}
+"""Whether to fuse a sum over tokens with one over columns, torch asks how many tokens there are, and compiles again on the other side of that."""
 VARIANTS = 64
 """Compilations of one function at most; more means that something varies which should not."""
 
@@ -46,7 +48,7 @@ _thread = threading.local()
 
 @cache
 def _compiled(function: Callable) -> Callable:
-    return torch.compile(function, fullgraph=True)
+    return torch.compile(function, fullgraph=True, options=OPTIONS)
 
 
 def _token_dim(name: str) -> int | None:

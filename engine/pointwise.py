@@ -176,15 +176,15 @@ def cross_entropy(logits_TV: torch.Tensor, label_T: torch.Tensor, loss_1: torch.
     other label below 0 makes the loss NaN."""
     label_T1 = label_T.unsqueeze(1)
     picked_T1 = logits_TV.gather(1, label_T1.clamp(min=0))  # by itself: torch 2.11 compiles it to come after logits are overwritten
-    _cross_entropy(logits_TV, label_T1, picked_T1, loss_1, share)
+    _cross_entropy(logits_TV, label_T1, picked_T1, loss_1, torch.full_like(loss_1, share))  # a number would be compiled for
 
 
 @fused
-def _cross_entropy(logits_TV: torch.Tensor, label_T1: torch.Tensor, picked_T1: torch.Tensor, loss_1: torch.Tensor, share: float) -> None:
+def _cross_entropy(logits_TV: torch.Tensor, label_T1: torch.Tensor, picked_T1: torch.Tensor, loss_1: torch.Tensor, share_1: torch.Tensor) -> None:
     logits = logits_TV.float()
     logp_TV = torch.log_softmax(logits, dim=-1)
     counts_T1 = label_T1 != IGNORE
     picked_logp_T1 = picked_T1.float() - logits.amax(-1, keepdim=True) + logp_TV.amax(-1, keepdim=True)
-    loss_1.sub_(share * picked_logp_T1.masked_fill(label_T1 < 0, float("nan")).masked_fill(~counts_T1, 0).sum())
+    loss_1.sub_(share_1 * picked_logp_T1.masked_fill(label_T1 < 0, float("nan")).masked_fill(~counts_T1, 0).sum())
     hit_TV = torch.arange(logits_TV.shape[1], device=logits_TV.device) == label_T1
-    logits_TV.copy_((logp_TV.exp() - hit_TV.float()) * (counts_T1 * share))
+    logits_TV.copy_((logp_TV.exp() - hit_TV.float()) * (counts_T1 * share_1))

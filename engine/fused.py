@@ -36,7 +36,8 @@ def fused(function: Callable) -> Callable:
             if args[k] is not None:
                 torch._dynamo.maybe_mark_dynamic(args[k], dim)
         if not hasattr(_thread, "ready"):
-            torch._dynamo.config.recompile_limit = VARIANTS  # a setting of each thread, and autograd has its own
+            torch._dynamo.config.recompile_limit = VARIANTS  # settings of each thread, and autograd has its own
+            torch._dynamo.config.automatic_dynamic_shapes = False  # else a second model gets kernels for any width, which have other bits
             _thread.ready = True
         return _compiled(function)(*args)
 

@@ -18,6 +18,8 @@ import torch
 devices = {"cuda"}
 """Where functions are compiled. Empty: nowhere, for tools that have to see each operation."""
 TOKENS = "TS"
+OPTIONS = {"triton.mix_order_reduction": False}
+"""Whether to fuse a sum over tokens with one over columns, torch asks how many tokens there are, and compiles again on the other side of that."""
 VARIANTS = 64
 """Compilations of one function at most; more means that something varies which should not."""
 
@@ -34,7 +36,8 @@ def fused(function: Callable) -> Callable:
             if args[k] is not None:
                 torch._dynamo.maybe_mark_dynamic(args[k], dim)
         if not hasattr(_thread, "ready"):
-            torch._dynamo.config.recompile_limit = VARIANTS  # a setting of each thread, and autograd has its own
+            torch._dynamo.config.recompile_limit = VARIANTS  # settings of each thread, and autograd has its own
+            torch._dynamo.config.automatic_dynamic_shapes = False  # else a second model gets kernels for any width, which have other bits
             _thread.ready = True
         return _compiled(function)(*args)
 
@@ -46,7 +49,7 @@ _thread = threading.local()
 
 @cache
 def _compiled(function: Callable) -> Callable:
-    return torch.compile(function, fullgraph=True)
+    return torch.compile(function, fullgraph=True, options=OPTIONS)
 
 
 def _token_dim(name: str) -> int | None:

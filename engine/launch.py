@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from engine.arenas import alone
 from engine.kernels.choose import Pair
 from engine.merge import merge
 from engine.pointwise import (
@@ -144,8 +145,8 @@ def _residual(x_TC: torch.Tensor, a_TM: torch.Tensor, W_CM: torch.Tensor, *bias:
 
 
 def _subs(op: Op, *tensors: torch.Tensor):
-    """Sub-chunks of tensors over their tokens."""
-    return zip(*(t.tensor_split(min(op.args["sub"], len(t))) for t in tensors))
+    """Sub-chunks of tensors over their tokens, each one `alone`: torch compiles anew for a view that begins inside a tensor, and takes it for unaligned."""
+    return zip(*(map(alone, t.tensor_split(min(op.args["sub"], len(t)))) for t in tensors))
 
 
 def ffn(rt, op, reads, writes):

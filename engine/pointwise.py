@@ -24,16 +24,22 @@ def rms_norm(x_TC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Te
     return (x * weight_C.float()).to(x_TC.dtype)
 
 
-@fused
 def rms_norm_bwd(x_TC, weight_C, grad_TC, rest_TC, dx_TC, dweight_C, eps: float, more: bool) -> None:
     """dx = [rest +] the norm's backward of grad; dweight (fp32) (+)= its part. rest may be None, or dx itself. Linear in grad, so parts
     of a gradient can go through one by one."""
+    _gain(dweight_C, _rms_norm_bwd(x_TC, weight_C, grad_TC, rest_TC, dx_TC, eps), more)
+
+
+@fused
+def _rms_norm_bwd(x_TC, weight_C, grad_TC, rest_TC, dx_TC, eps: float) -> torch.Tensor:
+    """The part of dweight."""
     x, g = x_TC.float(), grad_TC.float()
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     unit = x * scale
-    _gain(dweight_C, (g * unit).sum(0), more)
+    part_C = (g * unit).sum(0)
     g = g * weight_C.float()
     _put(dx_TC, scale * (g - unit * (g * unit).mean(-1, keepdim=True)), rest_TC)
+    return part_C
 
 
 @fused
@@ -42,17 +48,23 @@ def layer_norm(x_TC: torch.Tensor, weight_C: torch.Tensor, bias_C: torch.Tensor,
     return F.layer_norm(x_TC.float(), weight_C.shape, weight_C.float(), bias_C.float(), eps).to(x_TC.dtype)
 
 
-@fused
 def layer_norm_bwd(x_TC, weight_C, bias_C, grad_TC, rest_TC, dx_TC, dweight_C, dbias_C, eps: float, more: bool) -> None:
     """As rms_norm_bwd, with a bias."""
+    for into, part in zip((dweight_C, dbias_C), _layer_norm_bwd(x_TC, weight_C, grad_TC, rest_TC, dx_TC, eps)):
+        _gain(into, part, more)
+
+
+@fused
+def _layer_norm_bwd(x_TC, weight_C, grad_TC, rest_TC, dx_TC, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The parts of dweight and dbias."""
     x, g = x_TC.float(), grad_TC.float()
     x = x - x.mean(-1, keepdim=True)
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     unit = x * scale
-    _gain(dweight_C, (g * unit).sum(0), more)
-    _gain(dbias_C, g.sum(0), more)
+    parts = (g * unit).sum(0), g.sum(0)
     g = g * weight_C.float()
     _put(dx_TC, scale * (g - g.mean(-1, keepdim=True) - unit * (g * unit).mean(-1, keepdim=True)), rest_TC)
+    return parts
 
 
 def _gain(into: torch.Tensor, part: torch.Tensor, more: bool) -> None:
@@ -172,10 +184,14 @@ def add_attn_grads(dq_SHD, dk_TKD, dv_TKD, into_SHD, into_T2KD, more_q: bool, mo
     _gain(into_T2KD, torch.stack((dk_TKD, dv_TKD), dim=1), more_kv)
 
 
-@fused
 def add_columns(grad_TN: torch.Tensor, into_N: torch.Tensor, more: bool) -> None:
     """A bias' gradient (fp32) (+)= the sum over tokens."""
-    _gain(into_N, grad_TN.float().sum(0), more)
+    _gain(into_N, _columns(grad_TN), more)
+
+
+@fused
+def _columns(grad_TN: torch.Tensor) -> torch.Tensor:
+    return grad_TN.float().sum(0)
 
 
 def cross_entropy(logits_TV: torch.Tensor, label_T: torch.Tensor, loss_1: torch.Tensor, share: float) -> None:
@@ -183,15 +199,15 @@ def cross_entropy(logits_TV: torch.Tensor, label_T: torch.Tensor, loss_1: torch.
     other label below 0 makes the loss NaN."""
     label_T1 = label_T.unsqueeze(1)
     picked_T1 = logits_TV.gather(1, label_T1.clamp(min=0))  # by itself: torch 2.11 compiles it to come after logits are overwritten
-    _cross_entropy(logits_TV, label_T1, picked_T1, loss_1, share)
+    _cross_entropy(logits_TV, label_T1, picked_T1, loss_1, torch.full_like(loss_1, share))  # a number would be compiled for
 
 
 @fused
-def _cross_entropy(logits_TV: torch.Tensor, label_T1: torch.Tensor, picked_T1: torch.Tensor, loss_1: torch.Tensor, share: float) -> None:
+def _cross_entropy(logits_TV: torch.Tensor, label_T1: torch.Tensor, picked_T1: torch.Tensor, loss_1: torch.Tensor, share_1: torch.Tensor) -> None:
     logits = logits_TV.float()
     logp_TV = torch.log_softmax(logits, dim=-1)
     counts_T1 = label_T1 != IGNORE
     picked_logp_T1 = picked_T1.float() - logits.amax(-1, keepdim=True) + logp_TV.amax(-1, keepdim=True)
-    loss_1.sub_(share * picked_logp_T1.masked_fill(label_T1 < 0, float("nan")).masked_fill(~counts_T1, 0).sum())
+    loss_1.sub_(share_1 * picked_logp_T1.masked_fill(label_T1 < 0, float("nan")).masked_fill(~counts_T1, 0).sum())
     hit_TV = torch.arange(logits_TV.shape[1], device=logits_TV.device) == label_T1
-    logits_TV.copy_((logp_TV.exp() - hit_TV.float()) * (counts_T1 * share))
+    logits_TV.copy_((logp_TV.exp() - hit_TV.float()) * (counts_T1 * share_1))

@@ -10,7 +10,7 @@ import torch
 
 from engine import fused, merge, pointwise
 from engine.deal import IGNORE
-from tests.cuda.places import DEVICE
+from tests.cuda.places import DEVICE, needs_cuda
 
 LENGTHS = (96, 40, 1)
 WIDTHS = (96, 4096)
@@ -119,3 +119,19 @@ def test_compiling_changes_no_number(note, name, dtype):
 
 def _listed(value) -> tuple:
     return () if value is None else value if isinstance(value, tuple) else (value,)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", CASES)
+def test_a_second_length_compiles_nothing(name):
+    """Of a full chunk or of a short one, whichever comes first. What is compiled asks of sizes too, when it chooses how to sum."""
+    function, make = CASES[name]
+    W = WIDTHS[-1]
+    for lengths in ((2 * W + 8, 1040, 40), (40, 1040, 2 * W + 8)):
+        torch._dynamo.reset()
+        graphs = []
+        for T in lengths:
+            drawn.generator = torch.Generator(DEVICE).manual_seed(T)
+            on({DEVICE}, function, make(T, W, torch.bfloat16))
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        assert len(set(graphs)) == 1, (lengths, graphs)

@@ -31,12 +31,12 @@ from sim.ops import KINDS, key
 from sim.schedule import PREV, Schedule
 from sim.strategy import Strategy
 
-CHUNKS = {"cpu": (384, 768, 1536, 3072), "cuda": (7168, 14336, 28672)}
+CHUNKS = {"cpu": (384, 768, 1536, 3072), "cuda": (7168, 14336, 28672, 57344)}
 """Chunk lengths of the calibration runs, in tokens."""
 SEQ = 75264
 """S of all of them on a GPU: long enough for steps in which it never idles; the last chunk is short, which is another size. On a CPU: three chunks,
 so that every kind of op occurs."""
-LOAD_S = {"cpu": 0.0, "cuda": 3.0}
+LOAD_S = {"cpu": 0.0, "cuda": 2.0}
 """Seconds of steps before the first that counts: a GPU's clock settles under load, and falls below that at first."""
 
 

@@ -97,6 +97,7 @@ class _World:
         self._before: tuple | None = None
         busy = sorted({s for p in self.parts for s in p.streams})
         self.state = {s: _Stream() for s in (*busy, HOST)}
+        self.host = self.state[HOST]
 
     def run(self) -> None:
         """Runs the step to its end."""
@@ -111,7 +112,7 @@ class _World:
             raise UserError(f"the schedule never ends: {', '.join((STREAMS + ('gather', 'reduce'))[s] for s in stuck)} wait for ops that never start; lint it")
 
     def _host(self):
-        env, me, asked = self.env, self.state[HOST], self.asked
+        env, me = self.env, self.host
         while me.v < len(self.parts):
             part, base = self.parts[me.v], self.base[me.v]
             if self.enter:
@@ -131,8 +132,8 @@ class _World:
                         yield Timeout(env, ns)
             me.v += 1
             self.issued = base + part.size
-            for s in [s for s in asked if self.state[s].phase == PARKED]:
-                asked.pop(s).succeed()
+            for s in [s for s in self.asked if self.state[s].phase == PARKED]:
+                self.asked.pop(s).succeed()
 
     def _sync(self, me: _Stream, waits: tuple, ns: int):
         start, last, me.phase = self.env.now, 0, WAIT
@@ -149,7 +150,7 @@ class _World:
         me.start = None
 
     def _stream(self, s: int):
-        env, me, pool, wake, gap, host = self.env, self.state[s], self.pool, self.wake, self.gap, self.state[HOST]
+        env, me, pool, wake, gap, host = self.env, self.state[s], self.pool, self.wake, self.gap, self.host
         ours = s < len(STREAMS)
         me.ready, asked = env.now, self.asked
         while me.v < len(self.parts):
@@ -170,7 +171,7 @@ class _World:
                     if env.now > me.ready:
                         me.ready = env.now
                 start, least = me.ready, 0
-                if ours and host.i == i and host.v == v and host.phase == RUN:
+                if host.end > start and ours and host.i == i and host.v == v and host.phase == RUN:
                     start, least = max(start, min(self.began + self.launch, host.end)), host.end
                 if waits:
                     me.phase, last = WAIT, 0
@@ -183,7 +184,7 @@ class _World:
                             last = t
                     if last > start:
                         start = last + wake
-                me.phase, me.start, me.end = RUN, start, max(start + ns, least)
+                me.phase, me.start, me.end = RUN, start, start + ns if start + ns > least else least
                 if i == part.begins and s == COMPUTE and not self.unroll:
                     self._snapshot(v)
                 if pool is None or not ours:
@@ -193,9 +194,10 @@ class _World:
                     if start > env.now:
                         yield Timeout(env, start - env.now)
                     yield pool.run(s, ns)
-                    me.end = max(env.now, least)
-                    if me.end > env.now:
-                        yield Timeout(env, me.end - env.now)
+                    me.end = env.now
+                    if me.end < least:
+                        wait, me.end = least - me.end, least
+                        yield Timeout(env, wait)
                 me.ready = me.end + gap if ours else me.end
                 me.phase = IDLE
                 self._finish(v, i, start, me.end)
@@ -206,14 +208,15 @@ class _World:
             me.v += 1
 
     def _issue(self, stream: int, slot: int, ns: int) -> None:
-        """The host begins to issue an op."""
-        host, self.began = self.state[HOST], self.env.now
+        """The host begins to issue an op; a stream that waits for it wakes at its first part."""
+        host, self.began = self.host, self.env.now
         host.phase, host.end = RUN, self.began + ns
         self.open += 1
         self.issued = slot + 1
         event = self.asked.pop(stream, None)
         if event is not None:
-            event.succeed()
+            timer = Timeout(self.env, min(self.launch, ns))
+            timer.callbacks, event.callbacks = event.callbacks, []
 
     def _issue_into_room(self) -> None:
         """The host, which waits for room, issues its op: it wakes when that is done."""

@@ -31,7 +31,7 @@ from sim.schedule import Schedule
 from sim.simulate import simulate
 from sim.strategy import Strategy
 
-STEPS = {"cpu": 5, "cuda": 7}
+STEPS = 5
 """Of a calibration job, every other one traced."""
 LOW, HIGH = 5, 95
 """Percentiles of the band."""
@@ -96,7 +96,7 @@ def profile(space: Space, name: str, P: int, device: str, told: list[dict], do: 
 
 def jobs(made: list[Schedule], device: str) -> list[Job]:
     """Those of engine.calibrate with untraced steps between, and memory."""
-    return [replace(job, steps=STEPS[device], trace_every=2, footprint=True) for job in calibrate.jobs(made, None, device)]
+    return [replace(job, steps=STEPS, trace_every=2, footprint=True) for job in calibrate.jobs(made, None, device)]
 
 
 def covering(space: Space, name: str, P: int, device: str) -> list[Strategy]:

@@ -301,7 +301,7 @@ def test_ranks_that_failed_are_started_anew(monkeypatch):
 def test_for_real_on_cpu(tmp_path, monkeypatch, capsys):
     """Calibrates, draws two configurations, runs them and judges; what a busy machine's times come to is no matter."""
     monkeypatch.setitem(calibrate.CHUNKS, "cpu", (96, 192))
-    monkeypatch.setitem(calibration.STEPS, "cpu", 3)
+    monkeypatch.setattr(calibration, "STEPS", 3)
     monkeypatch.setitem(run.SPACES, "cpu", dataclasses.replace(SPACES["cpu"], seq=(1024, 1024)))
     with pytest.raises(SystemExit) as stop:
         cli.main(["validate", "--gpus", "1", "--count", "2", "--out", str(tmp_path)])

@@ -5,7 +5,7 @@ largest workspace and the parameters gathered or cast for them. A bound from abo
 """
 from __future__ import annotations
 
-from sim.externals import STATE_BYTES, region_params, sharded
+from sim.externals import GRADIENT_BYTES, STATE_BYTES, region_params, sharded
 from sim.layout import ITEM
 from sim.ops import KINDS, alike
 from sim.schedule import SPACES, Schedule
@@ -22,6 +22,11 @@ def need(schedule: Schedule, zero: int) -> dict[str, int]:
 def states(schedule: Schedule, zero: int) -> int:
     """Parameters, gradients and optimizer that one rank keeps."""
     return STATE_BYTES * schedule.model.params // (schedule.P if zero == 3 else 1)
+
+
+def lasting(schedule: Schedule, zero: int) -> int:
+    """What stays from step to step: the HBM arena, parameters and moments."""
+    return schedule.arena_bytes("hbm") + states(schedule, zero) * (STATE_BYTES - GRADIENT_BYTES) // STATE_BYTES
 
 
 def beside(schedule: Schedule, zero: int) -> int:

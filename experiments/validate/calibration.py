@@ -26,6 +26,7 @@ from sim.cost import features
 from sim.errors import UserError
 from sim.files import folder, replaced, write
 from sim.machine import Machine
+from sim.need import lasting
 from sim.ops import KINDS, key
 from sim.schedule import Schedule
 from sim.simulate import simulate
@@ -47,7 +48,7 @@ class Profile:
     repeats: list[float]
     """Step / median of its run, of every repeat."""
     reserved: float | None = None
-    """What torch's allocator held / what it was asked for at the peak, arenas left out; None where it was not asked."""
+    """What torch's allocator held / what it was asked for at the peak, what lasts left out; None where it was not asked."""
     runs: list[dict] = field(default_factory=list)
     """All that calibration measured, {"schedule": text, "run"}; kept for who wants to fit it otherwise, and not read again."""
 
@@ -135,6 +136,6 @@ def _scatter(run: Run) -> list[tuple[int, int]]:
 
 
 def _reserved(made: list[Schedule], runs: list[Run]) -> float | None:
-    shares = [(run.memory_bytes["reserved"] - arena) / (run.memory_bytes["peak"] - arena)
-              for run, arena in zip(runs, (s.arena_bytes("hbm") for s in made)) if "reserved" in run.memory_bytes]
+    shares = [(run.memory_bytes["reserved"] - fixed) / (run.memory_bytes["peak"] - fixed)
+              for run, fixed in zip(runs, (lasting(s, zero=0) for s in made)) if "reserved" in run.memory_bytes]
     return float(np.median(shares)) if shares else None

@@ -15,7 +15,7 @@ from experiments.validate.rows import Row, of
 from sim.explain import sums
 from sim.machine import Machine
 from sim.metrics import overlap, overrun, peak_bytes, times
-from sim.need import states
+from sim.need import lasting, states
 from sim.schedule import STREAMS, Schedule
 from sim.simulate import simulate
 from sim.strategy import Strategy
@@ -69,7 +69,8 @@ def row(case: Case, schedule: Schedule, profile: Profile, session: str, band: tu
     made.workspace_predicted = int(full.memory["hbm"]["workspace"].max())
     made.arguments_predicted = peak - arena - made.states_predicted - made.workspace_predicted
     if profile.reserved is not None:
-        made.reserved_predicted = arena + round(profile.reserved * (peak - arena))
+        fixed = lasting(schedule, case.strategy.zero)
+        made.reserved_predicted = fixed + round(profile.reserved * (peak - fixed))
     made.kinds = [[*key, ns, None] for key, ns in durations(full).items()]
     return made, full
 

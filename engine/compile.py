@@ -17,6 +17,7 @@ from engine.arenas import Arenas, alone
 from engine.backend.base import Backend, Event
 from engine.chain import Chain, Whole
 from engine.launch import LAUNCHERS, Runtime
+from sim.borders import meeting, touching
 from sim.errors import UserError
 from sim.lint import lint
 from sim.schedule import HANDED, PREV, Op, Schedule, chunk_of
@@ -36,7 +37,8 @@ class Program:
         self.runtime = Runtime(schedule.model, schedule.P, rank, kernel, group, backend.copy)
         self.arenas = Arenas(schedule, backend)
         self.chain = Chain(schedule, backend, self.outside) if schedule.hidden == "host" else Whole(schedule, backend, self.external)
-        self._shared = _shared(schedule, backend)
+        self._shared = [stream for stream in backend.streams if stream in meeting(schedule)]
+        self._last = {r: [region.ops[k].id for k in touching(schedule, r).values()] for r, region in schedule.regions.items()}
         self.spans: list[tuple[str, int, str, list]] | None = None
         """(op id, layer, stream, [start_ns, end_ns]) of what was run, if this is a list."""
         self.issued: dict[str, list[int]] | None = None
@@ -98,7 +100,8 @@ class Program:
 
     def join(self) -> None:
         """What the caller does next comes after everything issued that touches what the caller owns."""
-        self.backend.join(self._shared)
+        region, events = self._previous
+        self.backend.meet(events[id] for id in self._last[region])
 
     def _work(self, bound: "_Bound", layer: int, arguments: dict[str, torch.Tensor]) -> Callable[[], None]:
         reads, writes = bound.tensors(self.arenas, layer, arguments)
@@ -173,17 +176,9 @@ def _runnable(schedule: Schedule) -> None:
                 raise UserError(f"{b.name} of {owner} has no offset, so it lies nowhere; give it one inside its arena, such as @0")
 
 
-def _shared(schedule: Schedule, backend: Backend) -> list[str]:
-    """The streams that meet the caller at each region's borders: those that touch what the caller owns in HBM, weights, their gradients and
-    hidden states, so that copies and all-to-alls of two regions overlap as the schedule says."""
-    touching = {op.stream for r in schedule.regions.values() for op in r.ops for name in op.reads + op.writes
-                if (b := schedule.buffer(r.name, name)).life == "argument" and b.space == "hbm"}
-    return [stream for stream in backend.streams if stream in touching]
-
-
 def _waited_for(schedule: Schedule) -> dict[str, set[str]]:
-    """By region, the ops that some op waits for."""
-    found: dict[str, set[str]] = {r: set() for r in schedule.regions}
+    """By region, the ops that some op waits for, or what comes behind the region."""
+    found = {r: {region.ops[k].id for k in touching(schedule, r).values()} for r, region in schedule.regions.items()}
     for name, region in schedule.regions.items():
         for op in region.ops:
             for wait in op.waits:

@@ -1,12 +1,13 @@
 """Parts: a region behind one particular region, made ready to simulate: numbers for ops, ns, waits, and its external work.
 
 Waits on the instance before depend on which region that was, so fwd behind nothing and fwd behind fwd are two parts. Instances that
-have the same part do the same.
+have the same part do the same. Beside the schedule's waits, those at a region's borders (sim.borders).
 """
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sim.borders import meeting, touching
 from sim.externals import Externals
 from sim.schedule import PREV, STREAMS, Schedule
 
@@ -39,6 +40,8 @@ def parts(schedule: Schedule, ns: dict[str, int], issue: dict[str, int], ext: Ex
     ready = ext.gather or ext.cast
     size = {r: len(found) + (r in ready) + (r in ext.reduce) for r, found in index.items()}
     compute = {r: [k for k, op in enumerate(region.ops) if op.stream == "compute"] for r, region in schedule.regions.items()}
+    last = {r: touching(schedule, r) for r in schedule.regions}
+    shared = {STREAMS.index(stream) for stream in meeting(schedule)}
     made: dict[tuple[str, str], Part] = {}
 
     within = {r: [tuple([(0, found[w]) for w in op.waits if not w.startswith(PREV)]) for op in schedule.regions[r].ops] for r, found in index.items()}
@@ -51,17 +54,21 @@ def parts(schedule: Schedule, ns: dict[str, int], issue: dict[str, int], ext: Ex
         syncs = {}
         mine = compute[region]
         gate = len(ops) if region in ready else -1
+        border = {STREAMS.index(stream): (1, k) for stream, k in last[before].items()} if before else {}
         for k, (op, (s, _)) in enumerate(zip(ops, host)):
             waits = within[region][k]
             if k in across[region]:
                 waits += tuple([(1, index[before][id]) for where, id in (w.split(":", 1) for w in across[region][k]) if where == before])
             if s == HOST:
                 syncs[k] = waits, ns[op.id]
-            else:
-                streams.setdefault(s, []).append((k, ns[op.id], waits + ((0, gate),) if gate >= 0 and mine and k == mine[0] else waits))
+                continue
+            if s in shared and s not in streams:
+                waits += tuple([wait for other, wait in border.items() if other != s])
+            streams.setdefault(s, []).append((k, ns[op.id], waits + ((0, gate),) if gate >= 0 and mine and k == mine[0] else waits))
         if region in ready:
             after = 0 if ext.gather else -1  # a gather is prefetched, a cast stands between the regions
-            streams[GATHER] = [(gate, ready[region], ((1, compute[before][after]),) if before and compute[before] else ())]
+            first = ((1, compute[before][after]),) if before and compute[before] else ()
+            streams[GATHER] = [(gate, ready[region], first if ext.gather else tuple(dict.fromkeys((*first, *border.values()))))]
         if region in ext.reduce:
             streams[REDUCE] = [(size[region] - 1, ext.reduce[region], ((0, mine[-1]),) if mine else ())]
         return Part(region, size[region], host, streams, syncs, mine[0] if mine else -1)

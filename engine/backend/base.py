@@ -51,6 +51,9 @@ class Backend(Protocol):
     def enter(self, streams: Iterable[str]) -> None:
         """What is issued to these streams from now on comes after what the caller did before."""
 
+    def meet(self, events: Iterable[Event]) -> None:
+        """What the caller issues next comes after these."""
+
     def join(self, streams: Iterable[str]) -> None:
         """Whatever the caller does next comes after all that was issued to these streams. Raises what a stream raised."""
 

@@ -116,7 +116,10 @@ class CpuBackend:
         self.join(self.streams)
 
     def join(self, streams: Iterable[str]) -> None:
-        for event in [self.streams[s].record() for s in streams]:
+        self.meet([self.streams[s].record() for s in streams])
+
+    def meet(self, events: Iterable[Event]) -> None:
+        for event in events:
             event.block()
         if self._failures:
             failure = self._failures[0]

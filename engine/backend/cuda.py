@@ -94,6 +94,11 @@ class CudaBackend:
         for stream in streams:
             self.streams[stream].wait(event)
 
+    def meet(self, events: Iterable[Event]) -> None:
+        current = torch.cuda.current_stream()
+        for event in events:
+            current.wait_event(event._event)
+
     def join(self, streams: Iterable[str]) -> None:
         current = torch.cuda.current_stream()
         for stream in streams:

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from engine.block import Block
 from engine.model import LanguageModel
 from engine.train import Trainer
 from sim.errors import UserError
@@ -114,6 +115,19 @@ def test_only_streams_that_touch_what_the_caller_owns_meet_it_at_borders():
         with running(schedule(MODELS["llama"], SEQ, CHUNK, hidden=hidden)) as program:
             met[hidden] = list(program._shared), list(program.backend.streams)
     assert met["hbm"][0] == ["compute", "d2h"] and met["host"][0] == ["compute"]  # d2h: x is kept on the host
+
+
+def test_the_caller_comes_after_what_touches_its_memory_and_nothing_else():
+    """Behind forward: the last use of its weights and the copy of its input, not the copies of what it has saved."""
+    s, met = schedule(MODELS["llama"], SEQ, CHUNK), []
+    with running(s) as program:
+        meet = program.backend.meet
+        program.backend.meet = lambda events: meet(met.append(list(events)) or met[-1])
+        Block(program, 0)(torch.zeros(SEQ, 64))
+        _, issued = program._previous
+        program.backend.settle()
+    u = len(s.chunks) - 1
+    assert met[0] == [issued[f"fwd.ffn[{u}]"], issued[f"fwd.offload.x[{u}]"]] and {"fwd.offload.h", "fwd.offload.o"} <= {op.id.split("[")[0] for op in s.regions["fwd"].ops}
 
 
 def test_a_hidden_state_itself_is_refused():

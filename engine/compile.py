@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from itertools import pairwise
 from types import ModuleType
 
 import torch
@@ -19,6 +20,7 @@ from engine.chain import Chain, Whole
 from engine.launch import LAUNCHERS, Runtime
 from sim.borders import meeting, touching
 from sim.errors import UserError
+from sim.hazards import walk
 from sim.lint import lint
 from sim.schedule import HANDED, PREV, Op, Schedule, chunk_of
 from sim.text import digest
@@ -38,6 +40,8 @@ class Program:
         self.arenas = Arenas(schedule, backend)
         self.chain = Chain(schedule, backend, self.outside) if schedule.hidden == "host" else Whole(schedule, backend, self.external)
         self._shared = [stream for stream in backend.streams if stream in meeting(schedule)]
+        self._proven = {(before, region) for (before, *_), (region, *_) in pairwise(walk(schedule))}
+        """Regions that may follow each other: the lint has walked so."""
         self._last = {r: [region.ops[k].id for k in touching(schedule, r).values()] for r, region in schedule.regions.items()}
         self.spans: list[tuple[str, int, str, list]] | None = None
         """(op id, layer, stream, [start_ns, end_ns]) of what was run, if this is a list."""
@@ -59,6 +63,9 @@ class Program:
         """
         events: dict[str, Event] = {}
         before, earlier = self._previous
+        if before and (before, region) not in self._proven:
+            self.backend.join(self.backend.streams)
+            self.backend.enter(self.backend.streams)
         if self.issued is not None:
             self.issued.setdefault(region, []).append(time.perf_counter_ns() - self._left_ns)
             self.backend.settle()

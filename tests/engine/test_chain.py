@@ -131,6 +131,26 @@ def test_the_caller_comes_after_what_touches_its_memory_and_nothing_else():
     assert [op.id for op in s.regions["fwd"].ops if op.stream == "d2h"][-1] == f"fwd.offload.lse[{u}]"
 
 
+@pytest.mark.parametrize("hidden", ("hbm", "host"))
+def test_regions_in_an_order_that_no_lint_has_walked_wait_for_each_other(hidden):
+    """A loss without backward, and the next forward: copies of the first may still read what the second writes."""
+    s, joined = schedule(MODELS["llama"], SEQ, CHUNK, hidden=hidden), []
+    with running(s) as program:
+        lm, (tokens, labels) = LanguageModel(program), text(MODELS["llama"], SEQ)
+        run, join = program.run, program.backend.join
+        program.run = lambda region, layer, arguments: joined.append((region, layer)) or run(region, layer, arguments)
+        program.backend.join = lambda streams: joined.append(set(streams)) or join(streams)
+        with torch.no_grad():
+            losses = [float(lm(*shard(s, 0, tokens, labels))) for _ in range(2)]
+        program.backend.join = join
+    every = set(program.backend.streams)
+    forward = [("fwd", layer) for layer in range(s.layers)]
+    assert losses[0] == losses[1]
+    assert [met for met in joined[joined.index(("loss", s.layers - 1)):] if met != every][1:] == [*forward, ("loss", s.layers - 1)]
+    at = joined.index(forward[0], 1 + joined.index(("loss", s.layers - 1)))
+    assert joined[at + 1] == every and every not in joined[at + 2:]
+
+
 def test_a_hidden_state_itself_is_refused():
     with running(schedule(MODELS["llama"], SEQ, CHUNK, hidden="host")) as program:
         lm = LanguageModel(program)

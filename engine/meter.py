@@ -4,6 +4,7 @@ Asked by a thread of its own, several times a second: torch (which needs NVML's 
 """
 from __future__ import annotations
 
+import math
 import subprocess
 import threading
 import time
@@ -20,8 +21,8 @@ class Meter:
     """With a device of kind cpu, and where nothing answers, `read` knows nothing."""
 
     def __init__(self, device: torch.device) -> None:
-        self._samples: list[tuple[float, ...]] = []
-        """(when, MHz, W, degrees)."""
+        self._samples: list[tuple[float | None, ...]] = []
+        """(when, MHz, W, degrees), None where N/A."""
         self._over = threading.Event()
         self._smi: subprocess.Popen | None = None
         self._threads = []
@@ -33,12 +34,13 @@ class Meter:
         """Means of what is sensed between two times of time.monotonic, or at the sample nearest to them; None where N/A."""
         samples = list(self._samples)
         inside = [s for s in samples if begin <= s[0] <= end] or sorted(samples, key=lambda s: abs(s[0] - end))[:1]
-        return {name: round(mean(s[k] for s in inside), digits or None) if inside else None for k, (name, digits) in enumerate(SENSED.items(), 1)}
+        known = {name: [s[k] for s in inside if s[k] is not None] for k, name in enumerate(SENSED, 1)}
+        return {name: round(mean(known[name]), digits or None) if known[name] else None for name, digits in SENSED.items()}
 
     def close(self) -> None:
         self._over.set()
         if self._smi is not None:
-            self._smi.terminate()
+            self._smi.kill()
         for thread in self._threads:
             thread.join(timeout=5)
 
@@ -54,7 +56,9 @@ class Meter:
         try:
             gpu = "GPU-" + str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
             ask = ["nvidia-smi", "-i", gpu, "--query-gpu=clocks.sm,power.draw,temperature.gpu", "--format=csv,noheader,nounits", "-lms", str(int(EVERY_S * 1e3))]
-            self._smi = subprocess.Popen(ask, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            self._smi = subprocess.Popen(ask, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace")
+            if self._over.is_set():  # closed before there was anything to end
+                self._smi.kill()
             for line in self._smi.stdout:
                 if parsed := sample(line):
                     self._samples.append((time.monotonic(), *parsed))
@@ -62,10 +66,16 @@ class Meter:
             return
 
 
-def sample(line: str) -> tuple[float, float, float] | None:
-    """(MHz, W, degrees) of a line of nvidia-smi's; None where it says [N/A]."""
+def sample(line: str) -> tuple[float | None, ...] | None:
+    """(MHz, W, degrees) of a line of nvidia-smi's, each None where it says [N/A]; None where the line is another."""
+    found = tuple(map(number, line.split(",")))
+    return found if len(found) == len(SENSED) else None
+
+
+def number(said: str) -> float | None:
+    """A number that nvidia-smi prints, None where it is none that can be."""
     try:
-        clock, power, temperature = line.split(",")
-        return float(clock), float(power), float(temperature)
+        value = float(said)
     except ValueError:
         return None
+    return value if 0 <= value < math.inf else None

@@ -14,6 +14,7 @@ import torch
 
 from engine.arenas import DTYPES
 from engine.compile import Program
+from engine.meter import number
 from engine.model import LanguageModel
 from engine.worker import Job, backend, check_gpus
 from engine.world import started, world
@@ -105,10 +106,11 @@ def hbm_bytes(ranks: int) -> int:
 def clock_max_MHz() -> float | None:
     """The most that the GPUs' SM clock may be, None where nothing answers."""
     try:
-        said = subprocess.run(["nvidia-smi", "--query-gpu=clocks.max.sm", "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=10).stdout
-        return min(float(line) for line in said.splitlines())
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+        said = subprocess.run(["nvidia-smi", "--query-gpu=clocks.max.sm", "--format=csv,noheader,nounits"], capture_output=True, text=True, errors="replace", timeout=10).stdout
+    except (OSError, subprocess.TimeoutExpired):
         return None
+    found = [number(line) for line in said.splitlines()]
+    return min(found) if found and all(found) else None
 
 
 def provenance() -> str:

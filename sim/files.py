@@ -51,7 +51,11 @@ def writable(path: Path | None) -> None:
 def claimed(path: Path) -> Iterator[None]:
     """A folder that one process at a time writes results to. Raises UserError while another one does; any death of that one frees it."""
     folder(path)
-    with open(path / ".lock", "w") as lock:
+    try:
+        lock = open(path / ".lock", "w")
+    except OSError as error:
+        raise UserError(f"{path / '.lock'} cannot be written ({error.strerror}); name a folder of your own") from None
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -1,7 +1,8 @@
 """Need: the most memory a rank takes in a step, from the schedule alone: no simulation, so that it can be asked before anything starts.
 
 The same things as sim.memory counts over time: arenas and states throughout, and beside them the arguments of regions at work, their
-largest workspace and the parameters gathered or cast for them. A bound from above, some percent high.
+largest workspace and the parameters gathered or cast for them. A bound from above, some percent high, where reductions keep up with the
+regions that they follow; what the library of matrix products keeps (blas_bytes) is a machine's, and not in it.
 """
 from __future__ import annotations
 

@@ -64,8 +64,11 @@ class Profile:
     def load(cls, path: Path) -> "Profile":
         """Raises UserError."""
         try:
-            return cls(machines.load(path), **json.loads(_beside(path).read_text()))
-        except (OSError, ValueError, TypeError) as error:
+            made = cls(machines.load(path), **json.loads(_beside(path).read_text()))
+            if not np.isfinite(band([made])).all():
+                raise ValueError("its residuals are no numbers")
+            return made
+        except (OSError, ValueError, TypeError, IndexError) as error:
             raise UserError(f"{path} is no profile of fpdt validate ({error}); remove it, and it is measured anew") from None
 
 

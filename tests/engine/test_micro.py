@@ -3,12 +3,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
+import time
 from dataclasses import asdict
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from engine import probe
 from engine.lines import fit
 from engine.micro import fit as made
 from engine.micro import table
@@ -114,8 +119,46 @@ def test_a_machine_gains_what_was_measured_and_keeps_the_rest():
 
 def test_what_nvidia_smi_prints():
     assert sample("1665, 687.31, 54\n") == (1665.0, 687.31, 54.0)
-    assert sample("[N/A], [N/A], 54\n") is None
+    assert sample("1665, [N/A], 54\n") == (1665.0, None, 54.0), "what one sensor lacks, the others need not"
+    assert sample("nan, inf, -1\n") == (None, None, None)
+    assert sample("1665, 54\n") is None and sample("No devices were found\n") is None
     assert Meter(torch.device("cpu")).read(0, 1) == {"clock_MHz": None, "power_W": None, "temperature_C": None}
+
+
+@pytest.fixture
+def smi(tmp_path, monkeypatch):
+    """Makes nvidia-smi a script, and gives a meter that reads it."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="0"))
+
+    def made(script: str) -> Meter:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+        return Meter(torch.device("cpu"))
+
+    return made
+
+
+@pytest.mark.parametrize("lines, read", (
+    (("1700, 600.04, 50", "1800, 600.1, 51"), (1750, 600.1, 50)), (("\\377\\376", "1800, 600, 51"), (1800, 600.0, 51)),
+    (("nan, inf, 40", "1800, [N/A], 42"), (1800, None, 41)), (("Unable to determine the device handle",), (None, None, None))))
+def test_a_meter_reads_what_there_is_of_whatever_is_printed(smi, lines, read):
+    meter = smi("\n".join(f"printf '{line}\\n'" for line in lines))
+    meter._read_smi(torch.device("cuda"))
+    assert tuple(meter.read(0, time.monotonic()).values()) == read
+
+
+def test_a_meter_that_is_closed_before_nvidia_smi_has_begun_leaves_none_behind(smi):
+    meter = smi("exec sleep 5")
+    meter.close()
+    meter._read_smi(torch.device("cuda"))
+    assert meter._smi.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("script, MHz", (("echo 1980; echo 1830", 1830.0), ("echo nan", None), ("echo 0", None), ("printf '\\377'", None), ("exit 9", None), ("echo 1980; echo '[N/A]'", None)))
+def test_the_largest_clock_is_a_number_or_nothing(smi, script, MHz):
+    smi(script)
+    assert probe.clock_max_MHz() == MHz
 
 
 def plan(**changes) -> Plan:

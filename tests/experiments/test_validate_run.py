@@ -253,9 +253,10 @@ def test_a_profile_is_a_machines_file(tmp_path):
     made.save(tmp_path / "S1" / "demo-P1.json")
     read = Profile.load(tmp_path / "S1" / "demo-P1.json")
     assert (read.ratios, read.repeats, read.reserved) == ([1.0, 1.01], [0.99], 1.02) and machine(tmp_path / "S1" / "demo-P1.json").fits == SLOW
-    (tmp_path / "S1" / "demo-P1.residuals.json").write_text("{}")
-    with pytest.raises(UserError, match="is no profile of fpdt validate .*; remove it, and it is measured anew"):
-        Profile.load(tmp_path / "S1" / "demo-P1.json")
+    for residuals in ({}, {"ratios": [], "repeats": [1.0]}, {"ratios": ["x"], "repeats": [1.0]}, {"ratios": [1.0], "repeats": [float("nan")]}):
+        (tmp_path / "S1" / "demo-P1.residuals.json").write_text(json.dumps(residuals))
+        with pytest.raises(UserError, match="is no profile of fpdt validate .*; remove it, and it is measured anew"):
+            Profile.load(tmp_path / "S1" / "demo-P1.json")
 
 
 def test_rivals_take_contention_away_or_make_it_one_number():

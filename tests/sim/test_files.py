@@ -56,3 +56,9 @@ def test_a_folder_is_one_run_s_at_a_time(tmp_path):
             pass
     with claimed(tmp_path / "out"):
         pass
+
+
+def test_a_folder_whose_lock_cannot_be_opened_is_refused(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(UserError, match=r"\.lock cannot be written \(Is a directory\); name a folder of your own"), claimed(tmp_path):
+        pass

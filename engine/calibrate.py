@@ -149,13 +149,14 @@ def profile(
     tiny = build(replace(model, layers=1), Strategy(sp=1, chunk=16, zero=0), 128, dtype)
     fits = curves(made, runs, source, slowdown)
     best = probe.best_gemm_TFLOPS(dtype, device)
+    of_kind = issued(made, runs)
     paid = [ns for run in runs for region, ns in run.issue_ns.items() if "." not in region]
     values = {
         "peak_TFLOPS": best, "gemm_TFLOPS": best, "attn_fwd_TFLOPS": _tflops(fits, "attn"), "attn_bwd_TFLOPS": _tflops(fits, "attn_bwd+merge"),
         "hbm_GBps": 10.0, "h2d_GBps": link_GBps or _copy(fits, "reload"), "d2h_GBps": link_GBps or _copy(fits, "offload"),
         "nvlink_GBps": _copy(fits, "a2a"), "network_GBps": _copy(fits, "a2a"),
-        "launch_ns": probe.launch_ns(tiny, device), "wake_ns": _median(late["wake_ns"]), "gap_ns": _median(late["gap_ns"]),
-        **({"launch_ns": min(issued(made, runs).values()), "region_ns": _median(paid)} if paid else {}), "step_ns": _median([ns for run in runs for ns in beside(run)]),
+        "launch_ns": min(of_kind.values()) if of_kind else probe.launch_ns(tiny, device), "wake_ns": _median(late["wake_ns"]), "gap_ns": _median(late["gap_ns"]),
+        **({"region_ns": _median(paid)} if paid else {}), "step_ns": _median([ns for run in runs for ns in beside(run)]),
     }
     numbers = {k: {"value": v, "source": source} for k, v in values.items()}
     numbers["peak_name"] = {"value": f"best GEMM of the calibration ({dtype}, one {'core' if device == 'cpu' else 'GPU'})", "source": source}

@@ -39,10 +39,12 @@ class Program:
         self.runtime = Runtime(schedule.model, schedule.P, rank, kernel, group, backend.copy)
         self.arenas = Arenas(schedule, backend)
         self.chain = Chain(schedule, backend, self.outside) if schedule.hidden == "host" else Whole(schedule, backend, self.external)
-        self._shared = [stream for stream in backend.streams if stream in meeting(schedule)]
+        touched = touching(schedule)
+        self._shared = [stream for stream in backend.streams if stream in meeting(touched)]
         self._proven = {(before, region) for (before, *_), (region, *_) in pairwise(walk(schedule))}
         """Regions that may follow each other: the lint has walked so."""
-        self._last = {r: [region.ops[k].id for k in touching(schedule, r).values()] for r, region in schedule.regions.items()}
+        self._last = {r: [region.ops[k].id for k in touched[r].values()] for r, region in schedule.regions.items()}
+        """The ops that what comes behind a region waits for."""
         self.spans: list[tuple[str, int, str, list]] | None = None
         """(op id, layer, stream, [start_ns, end_ns]) of what was run, if this is a list."""
         self.issued: dict[str, list[int]] | None = None
@@ -53,7 +55,7 @@ class Program:
         self.watch: Callable[[Op, Callable[[], None]], Callable[[], None]] | None = None
         """What stands in for an op's work, given the op and it, if anything does."""
         self._previous: tuple[str, dict[str, Event]] = ("", {})
-        self._recorded = _waited_for(schedule)
+        self._recorded = {r: waited.union(self._last[r]) for r, waited in _waited_for(schedule).items()}
         self._bound = {r: [_Bound(op, schedule, r) for op in region.ops] for r, region in schedule.regions.items()}
 
     def run(self, region: str, layer: int, arguments: dict[str, torch.Tensor]) -> None:
@@ -184,8 +186,8 @@ def _runnable(schedule: Schedule) -> None:
 
 
 def _waited_for(schedule: Schedule) -> dict[str, set[str]]:
-    """By region, the ops that some op waits for, or what comes behind the region."""
-    found = {r: {region.ops[k].id for k in touching(schedule, r).values()} for r, region in schedule.regions.items()}
+    """By region, the ops that some op waits for."""
+    found: dict[str, set[str]] = {r: set() for r in schedule.regions}
     for name, region in schedule.regions.items():
         for op in region.ops:
             for wait in op.waits:

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -180,7 +180,7 @@ def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lamb
         tick()
         if job.load_s:
             session.load(job.load_s)
-        with sensing(session.run, job.load_s > 0, job.device):
+        with sensing(session.run, job.device) if job.load_s else nullcontext():
             for step in range(1, job.steps):
                 session.step(job.trace_every > 0 and step % job.trace_every == 1 % job.trace_every)
                 tick()
@@ -201,11 +201,8 @@ def run_job(job: Job, rank: int = 0, group=None, tick: Callable[[], None] = lamb
 
 
 @contextmanager
-def sensing(run: Run, asked: bool, device: str):
-    """What the GPU's clock, power and temperature are meanwhile goes to run.sensed, if that is asked."""
-    if not asked:
-        yield
-        return
+def sensing(run: Run, device: str):
+    """What the GPU's clock, power and temperature are meanwhile goes to run.sensed."""
     import torch
 
     from engine.meter import Meter

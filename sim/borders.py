@@ -8,12 +8,15 @@ from __future__ import annotations
 from sim.schedule import Schedule
 
 
-def touching(schedule: Schedule, region: str) -> dict[str, int]:
-    """Stream -> which op of the region is its last that touches what the caller owns."""
-    owned = {b.name for b in schedule.regions[region].buffers.values() if b.life == "argument" and b.space == "hbm"}
-    return {op.stream: k for k, op in enumerate(schedule.regions[region].ops) if not owned.isdisjoint(op.reads + op.writes)}
+def touching(schedule: Schedule) -> dict[str, dict[str, int]]:
+    """Region -> stream -> which op of the region is its last that touches what the caller owns."""
+    found = {}
+    for name, region in schedule.regions.items():
+        owned = {b.name for b in region.buffers.values() if b.life == "argument" and b.space == "hbm"}
+        found[name] = {op.stream: k for k, op in enumerate(region.ops) if not owned.isdisjoint(op.reads + op.writes)}
+    return found
 
 
-def meeting(schedule: Schedule) -> set[str]:
-    """The streams that meet the caller as a region begins."""
-    return {stream for region in schedule.regions for stream in touching(schedule, region)}
+def meeting(touched: dict[str, dict[str, int]]) -> set[str]:
+    """The streams that meet the caller as a region begins, of those that touch what it owns."""
+    return set().union(*touched.values())

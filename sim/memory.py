@@ -19,7 +19,7 @@ import numpy as np
 from sim.externals import GRADIENT_BYTES, sharded
 from sim.layout import ITEM
 from sim.machine import Machine
-from sim.need import arguments, gradients, parameters, reduction, states, workspaces
+from sim.need import arguments, gradients, parameters, passing, reduction, states, workspaces
 from sim.schedule import SPACES, Schedule
 from sim.strategy import Strategy
 from sim.timeline import Timeline
@@ -107,12 +107,12 @@ class _When:
 
 def _arguments(schedule: Schedule, when: _When, zero: int) -> Lives:
     """Those in HBM. Hidden state k enters layer k, and its gradient leaves it; each lives from the first to the last region that is given it.
-    Whole weight gradients that only a share stays of live until they are reduced."""
+    Whole weight gradients of which only a share stays live until they are reduced."""
     m, L = schedule.model, schedule.layers
     hidden = schedule.seq // schedule.P * m.hidden * ITEM[schedule.dtype]
     place = {"x": ("hidden", 0), "y": ("hidden", 1), "dy": ("gradient", 1), "dx": ("gradient", 0), "label": ("label", 0)}
     given = {r: arguments(schedule, r) for r in schedule.regions}
-    grads = gradients(schedule) if sharded(schedule, zero) else dict.fromkeys(schedule.regions, 0)
+    grads = passing(schedule, zero)
     spans = {r: when.region(r) for r in schedule.regions}
     reduced = when.external("ext.reduce")[1].tolist()
     lives: dict[tuple[str, int], list[int]] = {("hidden", 0): [0, 0], ("label", L): [0, 0]} if schedule.hidden == "hbm" else {}

@@ -35,7 +35,7 @@ def beside(schedule: Schedule, zero: int) -> int:
     hidden = schedule.seq // schedule.P * schedule.model.hidden * ITEM[schedule.dtype]
     waiting = schedule.layers if "bwd" in schedule.regions and "x" in arguments(schedule, "bwd") else 0
     prefetched = sharded(schedule, zero)
-    grads = gradients(schedule) if prefetched else dict.fromkeys(schedule.regions, 0)  # whole ones are states
+    grads = passing(schedule, zero)
     work = {r: workspace(schedule, r) for r in schedule.regions}
     made = parameters(schedule, zero)
     always = (3 + waiting) * hidden + 8 * schedule.seq // schedule.P if schedule.hidden == "hbm" else 0
@@ -52,7 +52,7 @@ def parameters(schedule: Schedule, zero: int) -> dict[str, int]:
 
 def reduction(schedule: Schedule, zero: int) -> int:
     """After the last region, what reducing the gradients takes: under ZeRO-0 all of them once more, side by side (fp32)."""
-    return 4 * schedule.model.params if schedule.P > 1 and not sharded(schedule, zero) else 0
+    return GRADIENT_BYTES * schedule.model.params if schedule.P > 1 and not sharded(schedule, zero) else 0
 
 
 def workspace(schedule: Schedule, region: str) -> int:
@@ -76,6 +76,11 @@ def workspaces(schedule: Schedule, region: str, kernel: str = "") -> list[tuple[
 def gradients(schedule: Schedule) -> dict[str, int]:
     """By region, the bytes of the weight gradients it makes."""
     return {r: sum(b.size_bytes for b in region.buffers.values() if b.role == "grad") for r, region in schedule.regions.items()}
+
+
+def passing(schedule: Schedule, zero: int) -> dict[str, int]:
+    """By region, the bytes of its whole weight gradients where they are gone once reduced; those that stay are states."""
+    return gradients(schedule) if sharded(schedule, zero) else dict.fromkeys(schedule.regions, 0)
 
 
 def arguments(schedule: Schedule, region: str) -> set[str]:

@@ -40,8 +40,8 @@ def parts(schedule: Schedule, ns: dict[str, int], issue: dict[str, int], ext: Ex
     ready = ext.gather or ext.cast
     size = {r: len(found) + (r in ready) + (r in ext.reduce) for r, found in index.items()}
     compute = {r: [k for k, op in enumerate(region.ops) if op.stream == "compute"] for r, region in schedule.regions.items()}
-    last = {r: touching(schedule, r) for r in schedule.regions}
-    shared = {STREAMS.index(stream) for stream in meeting(schedule)}
+    last = touching(schedule)
+    shared = {STREAMS.index(stream) for stream in meeting(last)}
     made: dict[tuple[str, str], Part] = {}
 
     within = {r: [tuple([(0, found[w]) for w in op.waits if not w.startswith(PREV)]) for op in schedule.regions[r].ops] for r, found in index.items()}

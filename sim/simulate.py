@@ -2,7 +2,8 @@
 
 The host issues ops in list order, each in the time that its kind was measured to take (or `launch_ns`), after `region_ns` before each region,
 and blocks when `queue_depth` of them are unfinished, or at a sync. An op starts when its stream is done with the one before (+ `gap_ns`), its
-first part was issued (`launch_ns`), and its waits are done (+ `wake_ns` if it had to wait); it ends no sooner than all of it was issued. External work (gathers, reductions) runs beside, with waits of the same form.
+first part was issued (`launch_ns`), and its waits are done (+ `wake_ns` if it had to wait); it ends no sooner than all of it was issued.
+External work (gathers, reductions) runs beside, with waits of the same form.
 
 Layers repeat. When two layers in a row begin in the same state (pointers, work left, times, all relative), the step between them
 repeats until the host's look-ahead reaches the end of the run of equal regions: those layers are copied, not simulated. To skip

@@ -122,6 +122,8 @@ class CpuBackend:
         for event in events:
             event.block()
         if self._failures:
+            for event in [stream.record() for stream in self.streams.values()]:
+                event.block()  # what is still queued drains before the failure is forgotten
             failure = self._failures[0]
             self._failures.clear()
             try:

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from engine.kernels.choose import choose, usable
+from engine.meter import Meter
 from engine.micro.host import measure_host
 from engine.micro.measure import keep_busy, measure
-from engine.meter import Meter
 from engine.micro.place import Place, Plan
 from engine.micro.table import GROUPS
 from engine.micro.together import measure_together

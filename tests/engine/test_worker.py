@@ -61,7 +61,7 @@ def test_an_op_that_takes_the_host_longer_is_seen(slower, monkeypatch):
 
     monkeypatch.setattr(Program, "_work", slow)
     told = run_job(job(issue=True)).issue_ns
-    assert {id.split(".")[1].split("[")[0] for id, ns in told.items() if "." in id and ns > 45_000_000} == {slower}
+    assert {id.split(".")[1].split("[")[0] for id, ns in told.items() if ns > 45_000_000} == {slower}
 
 
 def test_what_a_step_takes_beside_its_spans():

@@ -6,9 +6,10 @@ a bit mask: of KV chunks for o and dq, of query chunks for dkv, of chunks for we
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from types import MappingProxyType
 
 from sim.errors import UserError
 from sim.kernels import KERNELS, TYPICAL, Shape, parted
@@ -169,9 +170,15 @@ def owes(region: str, model: Model) -> tuple[str, ...]:
     return {"fwd": ("y",), "loss": ("dx", "loss", *head), "bwd": ("dx", *block)}[region]
 
 
+@cache
+def weights_of(model: Model) -> Mapping[str, tuple[int, ...]]:
+    """Shapes of the weights of a block and of the head."""
+    return MappingProxyType(model.weight_shapes() | model.head_shapes())
+
+
 def outside(buffer: str, model: Model) -> bool:
     """Whether a buffer of this name is handed over from outside."""
-    base, weights = buffer.partition("[")[0], (*model.weight_shapes(), *model.head_shapes())
+    base, weights = buffer.partition("[")[0], weights_of(model)
     return base in (*HANDED, "loss") or base in weights or base[:1] == "d" and base[1:] in weights
 
 
@@ -199,7 +206,7 @@ def form(role: str, chunk: int, s: Schedule) -> tuple[str, tuple[int, ...]]:
     """dtype and shape of what a buffer holds."""
     if role == "loss":
         return "fp32", (1,)
-    weights = s.model.weight_shapes() | s.model.head_shapes()
+    weights = weights_of(s.model)
     if role in weights:
         return s.dtype, weights[role]
     if role[1:] in weights:

@@ -19,7 +19,7 @@ from engine import calibrate, measure, probe
 from engine.micro.fit import improved, slowdown_of
 from engine.micro.place import Plan
 from engine.worker import Job, Run
-from experiments.validate.case import LOSS_SUB, Space, shapes
+from experiments.validate.case import Space, shapes
 from sim import machine as machines
 from sim import text
 from sim.cost import features
@@ -108,7 +108,7 @@ def covering(space: Space, name: str, P: int, device: str) -> list[Strategy]:
     one = shapes(name, 1, space.vocab)
     keys = {}
     for save, order, offload in product(space.save, space.order, space.offload):
-        strategy = Strategy(save=save, order=order, offload=offload, loss_sub=LOSS_SUB)
+        strategy = Strategy(save=save, order=order, offload=offload, loss_sub=space.loss_sub)
         schedule = calibrate.schedules(one, P, space.dtype, strategy, device)[0]
         keys[strategy] = {(key(op), *features(KINDS[op.kind].work(op, schedule))) for region in schedule.regions.values() for op in region.ops if op.stream != "host"}
     chosen, left = [], set.union(*keys.values())

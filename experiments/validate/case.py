@@ -30,11 +30,11 @@ class Space:
     offload: tuple[bool, ...] = (True, False)
     order: tuple[str, ...] = ("query-up", "query-down", "kv-outer")
     save: tuple[str, ...] = ("qkvo", "all", "o", "input")
+    loss_sub: int = 2
+    """Of all: with so small a vocabulary, as many sub-chunks make logits as large as the default's are."""
 
 
 K = 1024
-LOSS_SUB = 2
-"""Loss sub-chunks: with so small a vocabulary, as many make logits as large as the default's are."""
 SPACES = {
     "cuda": Space(("gpt-2.7b", "llama3-8b", "gpt-13b"), (1, 2), 8192, "bf16", (16 * K, 512 * K), 8 * K, (8 * K, 16 * K, 32 * K, 48 * K, 64 * K)),
     "cpu": Space(("demo",), (1,), 256, "fp32", (K, 4 * K), 256, (256, 512, K)),
@@ -68,7 +68,7 @@ class Case:
     @property
     def strategy(self) -> Strategy:
         host_sync = "region" if self.device == "cpu" else "none"
-        return Strategy(sp=self.P, chunk=self.chunk, prefetch=self.prefetch, offload=self.offload, save=self.save, order=self.order, host_sync=host_sync, loss_sub=LOSS_SUB, zero=0)
+        return Strategy(sp=self.P, chunk=self.chunk, prefetch=self.prefetch, offload=self.offload, save=self.save, order=self.order, host_sync=host_sync, loss_sub=SPACES[self.device].loss_sub, zero=0)
 
     def schedule(self) -> Schedule:
         """Raises UserError where it cannot be built."""

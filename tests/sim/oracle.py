@@ -67,6 +67,15 @@ class Oracle:
         self.lengths = [min(base.chunk, base.seq - at) for at in self.starts]
         self._pieces: dict = {}
         self._hazards: dict = {}
+        self._made: dict = {}
+        self._sound: set = set()
+        """What was found to fit, and operands that were found apart: mutants share nearly all of their ops with the base."""
+        m = base.model
+        square, wide = m.heads * m.head_dim * m.hidden, m.ffn * m.hidden
+        self._sizes = {"norm1": m.hidden, "norm2": m.hidden, "normf": m.hidden, "Wq": square, "Wkv": 2 * m.kv_heads * m.head_dim * m.hidden,
+                       "Wo": square, "Wgu": 2 * wide, "Wd": wide, "Whead": m.vocab * m.hidden, "Wu": wide,
+                       "bnorm1": m.hidden, "bnorm2": m.hidden, "bnormf": m.hidden, "bq": m.heads * m.head_dim, "bkv": 2 * m.kv_heads * m.head_dim,
+                       "bo": m.hidden, "bu": m.ffn, "bd": m.hidden}
         self._touches = [[(op.reads, op.writes) for op in r.ops] for r in base.regions.values()]
         self._cuts = {}
         for space in ("hbm", "host"):
@@ -241,8 +250,8 @@ class Oracle:
         for number in order:
             (region, layer, step), op = jobs[number]
             pieces = self._names(region, layer, step)
-            made = Maths(self, op, region).outputs([load(memory, pieces(name), (region, name)) for name in op.reads])
-            self._apart(op, pieces)
+            made = self._outputs(op, region, tuple([load(memory, pieces(name), (region, name)) for name in op.reads]))
+            self._apart(op, pieces, (region, layer, step))
             for name, value in zip(op.writes, made):
                 self._fits(self.base.regions[region].buffers.get(name) or self.base.saved[name], value)
                 stamp += 1
@@ -281,13 +290,12 @@ class Oracle:
         return {tensor: (tensor, None, frozenset((part, i) for part in parts for i in every), "whole")}
 
     def _fits(self, b, value) -> None:
-        m, P, wide = self.base.model, self.base.P, {"bf16": 2, "fp32": 4}
+        if (b.shape, b.dtype, value) in self._sound:
+            return
+        m, P = self.base.model, self.base.P
         name, chunk, pairs, _ = value
-        n, D = 0 if chunk is None else self.lengths[chunk], m.head_dim
+        n, D, weight = 0 if chunk is None else self.lengths[chunk], m.head_dim, self._sizes
         K, H = max(1, m.kv_heads // P), m.heads // P
-        weight = {"norm1": m.hidden, "norm2": m.hidden, "normf": m.hidden, "Wq": m.heads * D * m.hidden, "Wkv": 2 * m.kv_heads * D * m.hidden,
-                  "Wo": m.heads * D * m.hidden, "Wgu": 2 * m.ffn * m.hidden, "Wd": m.ffn * m.hidden, "Whead": m.vocab * m.hidden, "Wu": m.ffn * m.hidden,
-                  "bnorm1": m.hidden, "bnorm2": m.hidden, "bnormf": m.hidden, "bq": m.heads * D, "bkv": 2 * m.kv_heads * D, "bo": m.hidden, "bu": m.ffn, "bd": m.hidden}
         dtype = self.base.dtype
         if name in weight:
             count = weight[name]
@@ -311,10 +319,19 @@ class Oracle:
             have *= d
         if b.dtype != dtype or have < count:
             raise Harm(f"{b.name} cannot hold {name} of chunk {chunk}")
+        self._sound.add((b.shape, b.dtype, value))
 
-    def _apart(self, op, pieces) -> None:
+    def _outputs(self, op, region, values) -> list:
+        key = region, op.id, op.reads, op.writes, tuple(op.args.items()), values
+        if key not in self._made:
+            self._made[key] = Maths(self, op, region).outputs(values)
+        return self._made[key]
+
+    def _apart(self, op, pieces, instance) -> None:
         """Outputs share no byte with other operands, but for accumulators."""
         kind = kind_of(op)
+        if (kind, op.reads, op.writes, instance) in self._sound:
+            return
         same = {"attn": {(2, 0), (3, 1)}, "merge": {(0, 0), (1, 1)}, "kv_bwd": {(2, 0)}, "q_bwd": {(2, 0)}}.get(kind, set())
         later = 5 if kind == "attn_bwd" else FIRST[kind] + len(self.weights[kind]) if kind in ("ce", "ffn_bwd", "proj_bwd", "q_bwd", "kv_bwd") else 99
         for w, name in enumerate(op.writes):
@@ -326,6 +343,7 @@ class Oracle:
             for v, other in enumerate(op.writes):
                 if v != w and set(pieces(name)) & set(pieces(other)):
                     raise Harm(f"{op.id} writes {name} and {other} over each other")
+        self._sound.add((kind, op.reads, op.writes, instance))
 
 
 def closure(edges) -> list[int]:

@@ -11,7 +11,6 @@ import json
 import shutil
 import warnings
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -19,12 +18,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from engine.resume import PART, at, clean, damaged, done, steps, what
 from engine.states import States
-from sim.errors import UserError
 from sim.schedule import Schedule
 
 KEPT = 2
-PART = ".part"
 
 
 class Checkpoints:
@@ -40,23 +38,23 @@ class Checkpoints:
     def start(self, resume: bool) -> int:
         """Steps already done: those of the newest checkpoint, which is loaded, or none. Raises UserError."""
         newest = done(self.folder, self.schedule, resume)
-        return self._load(_at(self.folder, newest)) if newest else 0
+        return self._load(at(self.folder, newest)) if newest else 0
 
     def save(self, step: int) -> None:
         """Saves the states after `step` steps, then drops all but the last two checkpoints."""
-        whole = _at(self.folder, step)
+        whole = at(self.folder, step)
         part = whole.with_name(whole.name + PART)
         if self._first:
             clean(self.folder)
             part.mkdir(parents=True)
-            (part / "of.json").write_text(json.dumps(_what(self.schedule), indent=1) + "\n")
+            (part / "of.json").write_text(json.dumps(what(self.schedule), indent=1) + "\n")
         self._wait()
         with _quiet():
             dcp.save(self._state(step), checkpoint_id=part, process_group=self.states.group, no_dist=self._alone)
         if self._first:
             part.rename(whole)
             for old in steps(self.folder)[:-KEPT]:
-                shutil.rmtree(_at(self.folder, old).rename(_at(self.folder, old).with_suffix(PART)))
+                shutil.rmtree(at(self.folder, old).rename(at(self.folder, old).with_suffix(PART)))
         self._wait()
 
     def _state(self, step: int) -> dict:
@@ -68,13 +66,13 @@ class Checkpoints:
         try:
             there = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
         except Exception as error:  # whatever unpickling makes of bytes that are not its own
-            raise _damaged(path, error) from None
+            raise damaged(path, error) from None
         state["rng"] = {name: state["rng"][name] for name in state["rng"] if f"rng.{name}" in there}
         try:
             with _quiet():
                 dcp.load(state, checkpoint_id=path, process_group=self.states.group, no_dist=self._alone)
         except dcp.CheckpointException as error:
-            raise _damaged(path, next((failure for failure, _ in error.failures.values()), error)) from None
+            raise damaged(path, next((failure for failure, _ in error.failures.values()), error)) from None
         set_state_dict(self.states.model, self.states.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         torch.set_rng_state(state["rng"]["cpu"])
         if self._gpu in state["rng"]:
@@ -90,54 +88,9 @@ class Checkpoints:
             dist.barrier(self.states.group)
 
 
-def done(folder: Path, schedule: Schedule, resume: bool) -> int:
-    """Steps of a training that its newest checkpoint in a folder holds; 0 of one that starts. Raises UserError where the folder is another's."""
-    found = steps(folder)
-    if not resume:
-        if found:
-            raise UserError(f"{folder} holds a checkpoint of step {found[-1]} already; continue it with --resume, or name another folder")
-        return 0
-    if not found:
-        raise UserError(f"{folder} holds no checkpoint to resume from; start without --resume")
-    path = _at(folder, found[-1])
-    try:
-        of = dict(json.loads((path / "of.json").read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise _damaged(path, error) from None
-    for what, mine in _what(schedule).items():
-        if of.get(what) != mine:
-            raise UserError(f"{path} is a checkpoint of another training: {what}={of.get(what)}, not {mine}; resume what it is of, or name another folder")
-    return found[-1]
-
-
-def _what(schedule: Schedule) -> dict:
-    """What a checkpoint must agree on; ranks, ZeRO stage and where things are kept may change."""
-    return asdict(schedule.model) | {"S": schedule.seq, "C": schedule.chunk, "dtype": schedule.dtype}
-
-
-def steps(folder: Path) -> list[int]:
-    """The steps whose checkpoints are whole, in order."""
-    names = [path.name.removeprefix("step-") for path in folder.glob("step-*")]
-    return sorted(int(name) for name in names if name.isdigit())
-
-
-def clean(folder: Path) -> None:
-    """Removes what killed saves left behind."""
-    for part in folder.glob("step-*" + PART):
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _damaged(path: Path, error: BaseException) -> UserError:
-    return UserError(f"{path} is damaged ({type(error).__name__}: {' '.join(str(error).split())[:200]}); remove it to resume from the checkpoint before it")
-
-
 @contextmanager
 def _quiet():
     """Without DCP's warning that one process is one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
-
-
-def _at(folder: Path, step: int) -> Path:
-    return folder / f"step-{step}"

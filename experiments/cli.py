@@ -323,7 +323,7 @@ def train(
     ranks = all_ranks(gpus)
     import torch
 
-    from engine.checkpoint import done
+    from engine.resume import done
     from engine.training import Training
     from engine.worker import Job
     from engine.world import started, world

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from engine.checkpoint import clean
 from engine.ranks import start
+from engine.resume import clean
 from engine.training import Training, train
 from engine.worker import check_gpus, joined
 from engine.world import started, world

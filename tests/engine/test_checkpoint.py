@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from engine.checkpoint import Checkpoints, steps
+from engine.checkpoint import Checkpoints
+from engine.resume import steps
 from engine.states import States
 from engine.train import Trainer
 from sim.errors import UserError

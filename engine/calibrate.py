@@ -14,6 +14,7 @@ import numpy as np
 
 from engine import probe
 from engine.alone import alone
+from engine.clocks import load_clocks_MHz, steady_MHz
 from engine.lines import Point, fit
 from engine.micro.fit import improved, slowdown_of
 from engine.micro.place import Plan
@@ -22,7 +23,7 @@ from engine.worker import Job, Run
 from engine.world import started, world
 from sim import text
 from sim.build.step import build
-from sim.clock import EXPONENT
+from sim.clock import CLOCKS
 from sim.cost import features
 from sim.externals import moved_bytes
 from sim.machine import Machine
@@ -36,19 +37,26 @@ CHUNKS = {"cpu": (384, 768, 1536, 3072), "cuda": (7168, 14336, 28672, 57344)}
 SEQ = 75264
 """S of all of them on a GPU: long enough for steps in which it never idles; the last chunk is short, which is another size. On a CPU: three chunks,
 so that every kind of op occurs."""
+LOADS = {"cpu": (), "cuda": ((21504, 7168), (112896, 28672))}
+"""(S, C) of two more runs, one mostly products, one mostly attention: they tell the clock that a GPU settles at under each."""
 LOAD_S = {"cpu": 0.0, "cuda": 2.0}
 """Seconds of steps before the first that counts: a GPU's clock settles under load, and falls below that at first."""
 
 
 def schedules(model: Model, P: int, dtype: str, strategy: Strategy = Strategy(), device: str = "cpu") -> list[Schedule]:
     """One-layer schedules of a strategy that touch every op kind at several sizes."""
-    one = replace(model, layers=1)
-    made = []
-    for chunk in CHUNKS[device]:
-        chunk = -(-chunk // P) * P
-        strategy = strategy.replace(sp=P, chunk=chunk, hidden="hbm", host_sync="region" if device == "cpu" else "none", alloc="plan", zero=0)
-        made.append(build(one, strategy, 3 * chunk if device == "cpu" else -(-SEQ // P) * P, dtype))
-    return made
+    return [_schedule(model, P, dtype, strategy, device, 3 * chunk if device == "cpu" else SEQ, chunk) for chunk in CHUNKS[device]]
+
+
+def loads(model: Model, P: int, dtype: str, strategy: Strategy = Strategy(), device: str = "cpu") -> list[Schedule]:
+    """One-layer schedules of a strategy that load a GPU differently, without copies."""
+    return [_schedule(model, P, dtype, strategy.replace(offload=False), device, seq, chunk) for seq, chunk in LOADS[device]]
+
+
+def _schedule(model: Model, P: int, dtype: str, strategy: Strategy, device: str, seq: int, chunk: int) -> Schedule:
+    seq, chunk = (-(-tokens // P) * P for tokens in (seq, chunk))
+    strategy = strategy.replace(sp=P, chunk=chunk, hidden="hbm", host_sync="region" if device == "cpu" else "none", alloc="plan", zero=0)
+    return build(replace(model, layers=1), strategy, seq, dtype)
 
 
 def jobs(made: list[Schedule], link_GBps: float | None = None, device: str = "cpu") -> list[Job]:
@@ -81,22 +89,11 @@ def points(schedule: Schedule, run: Run, slowdown: dict[str, dict], faster: floa
 def pooled(made: list[Schedule], runs: list[Run], slowdown: dict[str, dict] = {}) -> dict[str, list[Point]]:
     """The points of all runs, by cost key. slowdown: how fast streams run together, as a machine has it."""
     found: dict[str, list[Point]] = defaultdict(list)
-    steady = clock_MHz(runs)
+    steady = steady_MHz(runs)
     for schedule, run in zip(made, runs):
         for k, some in points(schedule, run, slowdown, run.sensed["clock_MHz"] / steady if steady else 1.0).items():
             found[k] += some
     return dict(found)
-
-
-def clock_MHz(runs: list[Run]) -> float | None:
-    """The clock that these runs would have settled at, had compute never idled (sim.clock); None where one of them does not tell."""
-    found = [run.sensed.get("clock_MHz") for run in runs]
-    return float(np.median([mhz * busy(run) ** (1 / EXPONENT) for mhz, run in zip(found, runs)])) if found and all(found) else None
-
-
-def busy(run: Run) -> float:
-    """Share of its traced steps during which compute was busy."""
-    return float(np.median([sum(end - start for _, _, stream, start, end in trace if stream == "compute") / run.step_ns[step] for step, trace in run.traces.items()]))
 
 
 def curves(made: list[Schedule], runs: list[Run], source: str, slowdown: dict[str, dict] = {}) -> dict[str, dict]:
@@ -160,10 +157,12 @@ def profile(
     }
     numbers = {k: {"value": v, "source": source} for k, v in values.items()}
     numbers["peak_name"] = {"value": f"best GEMM of the calibration ({dtype}, one {'core' if device == 'cpu' else 'GPU'})", "source": source}
-    if steady := clock_MHz(runs):
+    if steady := steady_MHz(runs):
         numbers["clock_MHz"] = {"value": round(steady), "source": source}
         if most := probe.clock_max_MHz():
             numbers["clock_max_MHz"] = {"value": most, "source": f"measured: {probe.provenance()}, as its driver says"}
+            for name, mhz in zip(CLOCKS, load_clocks_MHz(runs, most) or ()):
+                numbers[name] = {"value": round(mhz), "source": source}
     if blas := [run.memory_bytes["blas"] for run in runs if run.memory_bytes.get("blas")]:
         numbers["blas_bytes"] = {"value": int(np.median(blas)), "source": source}
     if kernel := next((run.kernel for run in runs if run.kernel), ""):
@@ -205,7 +204,7 @@ def calibrate(
     plan, source = Plan(asdict(model), P, dtype, device), f"measured: {probe.provenance()}, microbenchmarks"
     told = micro(plan) if micro else []
     slowdown = slowdown_of(told, source)
-    made = schedules(model, P, dtype, strategy, device)
+    made = schedules(model, P, dtype, strategy, device) + loads(model, P, dtype, strategy, device)
     runs = run_jobs(jobs(made, link_GBps, device))
     machine = profile(model, P, dtype, made, runs, link_GBps, device, slowdown)
     return improved(machine, told, pooled(made, runs, slowdown), P, source, own_heads(plan)) if told else machine

@@ -1,28 +1,66 @@
-"""Clock: a GPU that its power limits runs the faster, the more of a step it idles.
+"""Clock: how fast a GPU runs that its power limits, by what it does in a step.
 
-Cost curves hold at `clock_MHz`, where the card settles while compute never idles. Dynamic power grows with the cube of the clock (frequency
-times voltage squared), so a card whose compute is busy for a share b of a step affords b^(-1/3) times that clock, and `clock_max_MHz` at most.
+Dynamic power grows with the cube of the clock (frequency times voltage squared). A card that does one kind of work only settles at that work's
+clock; where work w is done for a share b_w of a step, at f with sum b_w (f / f_w)^3 = 1, and at `clock_max_MHz` at most. What is idle draws
+nothing of that. Attention is one kind of work, all other compute the other. Cost curves hold at `clock_MHz`.
 """
 from __future__ import annotations
 
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+
 from sim.machine import Machine
+from sim.schedule import Schedule, kind_of
 from sim.timeline import Timeline
 
+ATTENTION = ("attn", "attn_bwd")
+CLOCKS = ("attn_clock_MHz", "other_clock_MHz")
+"""Of each kind of work; `clock_MHz` where they were not told apart."""
 EXPONENT = 3
 WORTH = 0.005
-"""A clock that is higher by less than this is the same."""
+"""A clock that differs by less than this is the same."""
 ROUNDS = 8
 """Faster compute idles more, which makes it faster; this often is enough."""
 
 
-def faster(machine: Machine, timeline: Timeline) -> float:
-    """How many times as fast compute runs as in this timeline of a step at `clock_MHz`; 1 where no clocks were measured."""
-    base, most = machine.get("clock_MHz"), machine.get("clock_max_MHz")
-    if not base or not most or not len(timeline):
-        return 1.0
+class Work(NamedTuple):
+    """What compute does in a step, in ns at `clock_MHz`."""
+
+    attention: float
+    other: float
+    idle: float
+
+
+def planned(schedule: Schedule, ns: dict[str, int]) -> Work:
+    """That of a step that never idles; ns: each op's."""
+    many = Counter(region for region, _ in schedule.order())
+    ops = [(op, many[name] * ns[op.id]) for name, region in schedule.regions.items() for op in region.ops if op.stream == "compute"]
+    return Work(sum(t for op, t in ops if op.kind in ATTENTION), sum(t for op, t in ops if op.kind not in ATTENTION), 0)
+
+
+def done(timeline: Timeline, rate: float = 1.0) -> Work:
+    """That of a step which ran so many times as fast."""
     compute = timeline.on("compute")
-    busy = int((timeline.end_ns[compute] - timeline.start_ns[compute]).sum())
-    idle, rate = int(timeline.end_ns.max()) - busy, 1.0
-    for _ in range(ROUNDS if busy else 0):
-        rate = min(most / base, (busy / (busy + idle * rate)) ** (-1 / EXPONENT))
-    return max(1.0, rate)
+    attends = np.array([kind_of(name) in ATTENTION for name in timeline.names], bool)[timeline.op[compute]]
+    ns = timeline.end_ns[compute] - timeline.start_ns[compute]
+    return Work(rate * float(ns[attends].sum()), rate * float(ns[~attends].sum()), float(timeline.end_ns.max(initial=0) - ns.sum()))
+
+
+def rate(machine: Machine, work: Work) -> float:
+    """How many times as fast as at `clock_MHz` compute runs; 1 where no clocks were measured."""
+    base, most = machine.get("clock_MHz"), machine.get("clock_max_MHz")
+    busy = work.attention + work.other
+    if not base or not most or not busy:
+        return 1.0
+    drawn = sum(ns * (base / (machine.get(name) or base)) ** EXPONENT for name, ns in zip(CLOCKS, work))
+    found = 1.0
+    for _ in range(ROUNDS):
+        found = min(most / base, ((busy + work.idle * found) / drawn) ** (1 / EXPONENT))
+    return found if differs(found, 1.0) else 1.0
+
+
+def differs(rate: float, other: float) -> bool:
+    """Whether that is worth another simulation."""
+    return abs(rate / other - 1) > WORTH

@@ -14,9 +14,8 @@ from sim.ops import KINDS, PARTS, Work, key
 from sim.schedule import Schedule
 
 
-def op_ns(machine: Machine, schedule: Schedule, faster: float = 1.0) -> dict[str, int]:
-    """Op id -> duration in ns, for every op of every region, compute so many times as fast (sim.clock). Equal kinds, arguments and operand shapes
-    are priced once."""
+def op_ns(machine: Machine, schedule: Schedule) -> dict[str, int]:
+    """Op id -> duration in ns, for every op of every region. Equal kinds, arguments and operand shapes are priced once."""
     cache: dict[tuple, int] = {}
     shapes: dict[tuple, int] = {}
     result = {}
@@ -28,8 +27,7 @@ def op_ns(machine: Machine, schedule: Schedule, faster: float = 1.0) -> dict[str
             args = tuple([value for name, value in op.args.items() if name != "at"])
             same = (op.kind, args, operands, len(set(op.reads) & set(op.writes)))
             if same not in cache:
-                ns = price(machine, key(op), KINDS[op.kind].work(op, schedule), schedule.P, op.args.get(PARTS, 1))
-                cache[same] = round(ns / faster) if op.stream == "compute" else ns
+                cache[same] = price(machine, key(op), KINDS[op.kind].work(op, schedule), schedule.P, op.args.get(PARTS, 1))
             result[op.id] = cache[same]
     return result
 

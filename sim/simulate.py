@@ -35,21 +35,25 @@ EXTERNAL = ROWS.index("external")
 
 def simulate(schedule: Schedule, strategy: Strategy, machine: Machine, unroll: bool = False) -> Timeline:
     """The predicted timeline of one step. `unroll` simulates every layer; the result is the same. Raises UserError on a deadlock."""
-    timeline, notes = _simulated(schedule, strategy, machine, unroll)
-    faster = clock.faster(machine, timeline)
-    if faster > 1 + clock.WORTH:
+    ns = op_ns(machine, schedule)
+    rate = clock.rate(machine, clock.planned(schedule, ns))
+    timeline, notes = _simulated(schedule, strategy, machine, unroll, ns, rate)
+    if clock.differs(settled := clock.rate(machine, clock.done(timeline, rate)), rate):
         del timeline
-        timeline, notes = _simulated(schedule, strategy, machine, unroll, faster)
-        notes.append(f"clock: compute idles enough to run at {faster * machine['clock_MHz']:.0f} MHz instead of {machine['clock_MHz']:.0f}")
+        timeline, notes = _simulated(schedule, strategy, machine, unroll, ns, rate := settled)
+    if rate != 1:
+        notes.append(f"clock: compute runs at {rate * machine['clock_MHz']:.0f} MHz in such a step, its cost curves were taken at {machine['clock_MHz']:.0f}")
     timeline.meta = meta(schedule, strategy, machine, notes)
     timeline.memory = memory.curves(schedule, timeline, strategy, machine)
     return timeline
 
 
-def _simulated(schedule: Schedule, strategy: Strategy, machine: Machine, unroll: bool, faster: float = 1.0) -> tuple[Timeline, list[str]]:
-    """Spans with compute so many times as fast, and what was assumed."""
+def _simulated(schedule: Schedule, strategy: Strategy, machine: Machine, unroll: bool, ns: dict[str, int], rate: float) -> tuple[Timeline, list[str]]:
+    """Spans with compute so many times as fast as its ops take, and what was assumed."""
+    if rate != 1:
+        ns = ns | {op.id: round(ns[op.id] / rate) for region in schedule.regions.values() for op in region.ops if op.stream == "compute"}
     ext = externals(machine, schedule, strategy.zero)
-    world = _World(schedule, machine, ext, unroll, faster)
+    world = _World(schedule, machine, ext, unroll, ns)
     world.run()
     return _timeline(schedule, world, ext), _assumptions(machine, schedule, world)
 
@@ -71,7 +75,7 @@ IDLE, ISSUE, WAIT, RUN, PARKED = range(5)
 class _World:
     """Processes, what they have done, and what they record. Instances are numbered v in the list that shrinks by skipping."""
 
-    def __init__(self, schedule: Schedule, machine: Machine, ext: Externals, unroll: bool, faster: float = 1.0) -> None:
+    def __init__(self, schedule: Schedule, machine: Machine, ext: Externals, unroll: bool, ns: dict[str, int]) -> None:
         self.env, self.unroll = Environment(ext.embed), unroll
         self.wake, self.gap = (round(machine[f"{k}_ns"]) for k in ("wake", "gap"))
         self.enter = round(machine.get("region_ns") or 0)
@@ -80,7 +84,7 @@ class _World:
         self.depth = int(machine["queue_depth"])
         self.pool = Pool(self.env, machine) if machine.slowdown else None
         self.instances = schedule.order()
-        self.parts = parts(schedule, op_ns(machine, schedule, faster), issue_ns(machine, schedule), ext, [region for region, _ in self.instances])
+        self.parts = parts(schedule, ns, issue_ns(machine, schedule), ext, [region for region, _ in self.instances])
         self.first = np.cumsum([0] + [p.size for p in self.parts]).tolist()
         self.base = self.first
         self.done: list[list[int]] = []

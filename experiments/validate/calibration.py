@@ -90,7 +90,9 @@ def contention(space: Space, P: int, device: str, micro: Callable[[Plan], list[d
 def profile(space: Space, name: str, P: int, device: str, told: list[dict], do: Callable[[list[Job]], list[Run]]) -> Profile:
     """Runs the calibration through `do` (engine.ranks) and fits. told: what `contention` found."""
     one = shapes(name, 1, space.vocab)
-    made = [s for strategy in covering(space, name, P, device) for s in calibrate.schedules(one, P, space.dtype, strategy, device)]
+    strategies = covering(space, name, P, device)
+    made = [s for strategy in strategies for s in calibrate.schedules(one, P, space.dtype, strategy, device)]
+    made += calibrate.loads(one, P, space.dtype, strategies[-1], device)
     runs, source = do(jobs(made, device)), f"measured: {probe.provenance()}, microbenchmarks"
     machine = calibrate.profile(one, P, space.dtype, made, runs, None, device, slowdown_of(told, source))
     machine = replace(improved(machine, told, {}, P, source, ()), name=f"{name}-P{P}")

@@ -10,7 +10,6 @@ from engine.train import Trainer
 from engine.worker import Job, Run, run_job
 from sim import text
 from tests.engine.cases import schedule, tiny
-from tests.sim.tiny import tiny_schedule
 
 
 def job(P: int = 1, **fields) -> Job:
@@ -77,17 +76,6 @@ class Clock:
 def test_what_a_step_takes_beside_its_spans():
     run = Run(step_ns=[0, 100, 90], traces={1: [("ext.embed", 0, "external", 10, 20), ("fwd.qkv[0]", 0, "compute", 15, 70)], 2: [("ext.embed", 0, "external", 5, 85)]})
     assert calibrate.beside(run) == [100 - 60, 90 - 80]
-
-
-def test_calibration_takes_the_clock_back_out_of_its_runs():
-    """One run never idles, at 1000 MHz; one idles 7/8 of its time, at twice that, as sim.clock says; its op counts twice as long."""
-    made = tiny_schedule({"fwd": "compute qkv[0]\ncompute ffn[0]"})
-    steady = Run(step_ns=[0, 110], traces={1: [("fwd.qkv[0]", 0, "compute", 0, 10), ("fwd.ffn[0]", 0, "compute", 10, 110)]}, sensed={"clock_MHz": 1000})
-    idling = Run(step_ns=[0, 440], traces={1: [("fwd.qkv[0]", 0, "compute", 100, 105), ("fwd.ffn[0]", 0, "compute", 300, 350)]}, sensed={"clock_MHz": 2000})
-    assert [calibrate.busy(run) for run in (steady, idling)] == [1.0, 0.125]
-    assert calibrate.clock_MHz([steady, idling]) == 1000
-    assert calibrate.clock_MHz([steady, Run(sensed={"clock_MHz": None})]) is None and calibrate.clock_MHz([]) is None
-    assert [ns for *_, ns in calibrate.pooled([made] * 2, [steady, idling])["ffn"]] == [100, 100]
 
 
 def test_only_a_job_under_load_is_sensed():

@@ -11,6 +11,7 @@ from sim.timeline import Timeline
 NS = {"qkv": 10, "proj": 20, "ffn": 100, "a2a": 5, "reload": 40, "offload": 50, "ext_embed": 0, "ext_reduce": 0, "ext_optimizer": 0, "ext_cast": 0}
 MODEL = Model("tiny", "llama", 1, 8, 2, 2, 4, 16, 32)
 OPERANDS = {"reload": (("b@host",), ("b",)), "offload": (("b",), ("b@host",)), "a2a": (("b",), ("b",))}
+ARGS = {"attn": {"q": 4, "kv": 4}, "pin": {"bytes": 4}}
 SAVED = {name: Buffer(name, space, "saved", "x", "bf16", (4, 8), 0) for name, space in (("b", "hbm"), ("b@host", "host"))}
 
 
@@ -32,7 +33,7 @@ def tiny_schedule(regions: dict[str, str], layers: int = 1, P: int = 1) -> Sched
             stream, name, *waits = line.split()
             waits = tuple(w if w.startswith("prev:") else f"{region}.{w}" for w in waits[1:])
             reads, writes = OPERANDS.get(name.split("[")[0].split(".")[0], ((), ()))
-            ops.append(Op(f"{region}.{name}", stream, reads, writes, {"bytes": 4} if stream == "host" and name.startswith("pin") else {"n": 4, "sub": 1}, waits))
+            ops.append(Op(f"{region}.{name}", stream, reads, writes, dict(ARGS.get(name.split("[")[0].split(".")[0], {"n": 4, "sub": 1})), waits))
         built[region] = Region(region, ops, {})
     model = Model(**{f: getattr(MODEL, f) for f in MODEL.__dataclass_fields__} | {"layers": layers})
     return Schedule(model, 4, P, 4, "bf16", built, dict(SAVED), {})

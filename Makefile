@@ -12,7 +12,7 @@ demo: .venv/.installed
 	$(BIN)/python -m experiments.demo
 
 test: .venv/.tested
-	$(BIN)/python -m pytest -n 2 --nbmake tests notebooks
+	$(BIN)/python -m pytest -n 3 --dist worksteal --nbmake tests notebooks
 
 install: .venv/.installed
 

@@ -39,7 +39,7 @@ RANKS = (1, 2, 4, 8)
 MOST_RANKS = 2
 """P is drawn up to it, if nothing is said."""
 TRACE_EVERY = 3
-ROUNDS, LONG_S = {"cuda": 4, "cpu": 2}, (2.0, 8.0)
+ROUNDS, LONG_S = {"cuda": 8, "cpu": 2}, (0.25, 2.0, 8.0)
 """Rounds of two untraced steps and a traced one; half as many, and half again, where a step is longer than these."""
 SETUP_S, HOST_GBps = {"cuda": 4.0, "cpu": 1.0}, 1.5
 """What it takes to start a job on ranks that are there, and to take, touch and pin host memory."""

@@ -25,11 +25,6 @@ def states(schedule: Schedule, zero: int) -> int:
     return STATE_BYTES * schedule.model.params // (schedule.P if zero == 3 else 1)
 
 
-def lasting(schedule: Schedule, zero: int) -> int:
-    """What stays from step to step: the HBM arena, parameters and moments."""
-    return schedule.arena_bytes("hbm") + states(schedule, zero) * (STATE_BYTES - GRADIENT_BYTES) // STATE_BYTES
-
-
 def beside(schedule: Schedule, zero: int) -> int:
     """What one rank needs beside arenas and states: the most of any two regions in a row, the second at work while the first ends."""
     hidden = schedule.seq // schedule.P * schedule.model.hidden * ITEM[schedule.dtype]

@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import nnls
 
 from engine import calibrate, measure, probe
 from engine.micro.fit import improved, slowdown_of
@@ -26,7 +27,6 @@ from sim.cost import features
 from sim.errors import UserError
 from sim.files import folder, replaced, write
 from sim.machine import Machine
-from sim.need import lasting
 from sim.ops import KINDS, key
 from sim.schedule import Schedule
 from sim.simulate import simulate
@@ -47,8 +47,9 @@ class Profile:
     """Measured / predicted of steps that the curves were not fitted on."""
     repeats: list[float]
     """Step / median of its run, of every repeat."""
-    reserved: float | None = None
-    """What torch's allocator held / what it was asked for at the peak, what lasts left out; None where it was not asked."""
+    reserved: list[float] = field(default_factory=list)
+    """What torch's allocator held beyond what it was asked for at the peak, by byte of workspace and by byte of arguments; empty where it was not
+    asked."""
     runs: list[dict] = field(default_factory=list)
     """All that calibration measured, {"schedule": text, "run"}; kept for who wants to fit it otherwise, and not read again."""
 
@@ -65,7 +66,7 @@ class Profile:
         """Raises UserError."""
         try:
             made = cls(machines.load(path), **json.loads(_beside(path).read_text()))
-            if not np.isfinite(band([made])).all():
+            if not np.isfinite(band([made])).all() or len(made.reserved) not in (0, 2):
                 raise ValueError("its residuals are no numbers")
             return made
         except (OSError, ValueError, TypeError, IndexError) as error:
@@ -140,7 +141,15 @@ def _scatter(run: Run) -> list[tuple[int, int]]:
     return [(ns, median) for step, ns in enumerate(run.step_ns) if step and step not in run.traces]
 
 
-def _reserved(made: list[Schedule], runs: list[Run]) -> float | None:
-    shares = [(run.memory_bytes["reserved"] - fixed) / (run.memory_bytes["peak"] - fixed)
-              for run, fixed in zip(runs, (lasting(s, zero=0) for s in made)) if "reserved" in run.memory_bytes]
-    return float(np.median(shares)) if shares else None
+def _reserved(made: list[Schedule], runs: list[Run]) -> list[float]:
+    told = [(spent(schedule, run.memory_bytes), run.memory_bytes) for schedule, run in zip(made, runs) if "reserved" in run.memory_bytes]
+    if not told:
+        return []
+    rows = np.array([[beside / memory["reserved"] for beside in both] for both, memory in told])
+    return nnls(rows, np.array([1 - memory["peak"] / memory["reserved"] for _, memory in told]))[0].tolist()
+
+
+def spent(schedule: Schedule, memory: dict[str, int]) -> tuple[int, int]:
+    """(workspace, arguments) bytes of what engine.footprint found on a GPU."""
+    workspace = memory["workspace"] + memory["blas"]
+    return workspace, memory["peak"] - schedule.arena_bytes("hbm") - memory["states"] - workspace

@@ -15,7 +15,7 @@ from experiments.validate.rows import Row, of
 from sim.explain import sums
 from sim.machine import Machine
 from sim.metrics import overlap, overrun, peak_bytes, times
-from sim.need import lasting, states
+from sim.need import states
 from sim.schedule import STREAMS, Schedule
 from sim.simulate import simulate
 from sim.strategy import Strategy
@@ -68,9 +68,9 @@ def row(case: Case, schedule: Schedule, profile: Profile, session: str, band: tu
     made.states_predicted = states(schedule, case.strategy.zero)
     made.workspace_predicted = int(full.memory["hbm"]["workspace"].max())
     made.arguments_predicted = peak - arena - made.states_predicted - made.workspace_predicted
-    if profile.reserved is not None:
-        fixed = lasting(schedule, case.strategy.zero)
-        made.reserved_predicted = fixed + round(profile.reserved * (peak - fixed))
+    if profile.reserved:
+        workspace, arguments = profile.reserved
+        made.reserved_predicted = peak + round(workspace * made.workspace_predicted + arguments * made.arguments_predicted)
     made.kinds = [[*key, ns, None] for key, ns in durations(full).items()]
     return made, full
 

@@ -233,6 +233,6 @@ def measured(row: Row, case: Case, schedule: Schedule, machine: Machine, do: Cal
     memory = run.memory_bytes
     row.states_measured = memory["states"]
     if "peak" in memory:
-        row.workspace_measured, row.reserved_measured = memory["workspace"] + memory["blas"], memory["reserved"]
-        row.arguments_measured = memory["peak"] - schedule.arena_bytes("hbm") - row.states_measured - row.workspace_measured
+        row.workspace_measured, row.arguments_measured = calibration.spent(schedule, memory)
+        row.reserved_measured = memory["reserved"]
     return timeline

@@ -18,6 +18,7 @@ from experiments.validate.rows import Row
 from sim import text
 from sim.errors import RankLost, UserError
 from sim.machine import machine
+from sim.metrics import peak_bytes
 from sim.simulate import simulate
 from sim.strategy import Strategy
 from tests.sim.tiny import tiny_machine
@@ -249,14 +250,30 @@ def test_a_band_holds_every_residual_with_every_repeat():
 
 
 def test_a_profile_is_a_machines_file(tmp_path):
-    made = Profile(TRUTH, [1.0, 1.01], [0.99], 1.02)
+    made = Profile(TRUTH, [1.0, 1.01], [0.99], [0.7, 0.3])
     made.save(tmp_path / "S1" / "demo-P1.json")
     read = Profile.load(tmp_path / "S1" / "demo-P1.json")
-    assert (read.ratios, read.repeats, read.reserved) == ([1.0, 1.01], [0.99], 1.02) and machine(tmp_path / "S1" / "demo-P1.json").fits == SLOW
-    for residuals in ({}, {"ratios": [], "repeats": [1.0]}, {"ratios": ["x"], "repeats": [1.0]}, {"ratios": [1.0], "repeats": [float("nan")]}):
+    assert (read.ratios, read.repeats, read.reserved) == ([1.0, 1.01], [0.99], [0.7, 0.3]) and machine(tmp_path / "S1" / "demo-P1.json").fits == SLOW
+    for residuals in ({}, {"ratios": [], "repeats": [1.0]}, {"ratios": ["x"], "repeats": [1.0]}, {"ratios": [1.0], "repeats": [float("nan")]},
+                      {"ratios": [1.0], "repeats": [1.0], "reserved": 1.02}, {"ratios": [1.0], "repeats": [1.0], "reserved": [1.02]}):
         (tmp_path / "S1" / "demo-P1.residuals.json").write_text(json.dumps(residuals))
         with pytest.raises(UserError, match="is no profile of fpdt validate .*; remove it, and it is measured anew"):
             Profile.load(tmp_path / "S1" / "demo-P1.json")
+
+
+def test_reserved_memory_grows_with_what_comes_and_goes():
+    """0.7 bytes more a byte of workspace, 0.3 a byte of arguments, are found in two runs, and added to another's peak; on a CPU nothing is told."""
+    one = Case(0, 0, "demo", 1, 256, "fp32", 1, 2048, 512, True, 2, "query-up", "qkvo", "cpu")
+    schedule, runs = one.schedule(), []
+    for workspace, arguments in ((1000, 200), (300, 900)):
+        peak = schedule.arena_bytes("hbm") + 5000 + workspace + arguments
+        memory = {"peak": peak, "states": 5000, "workspace": workspace - 64, "blas": 64, "reserved": peak + 7 * workspace // 10 + 3 * arguments // 10}
+        assert calibration.spent(schedule, memory) == (workspace, arguments)
+        runs.append(Run(memory_bytes=memory))
+    found = calibration._reserved([schedule] * 3, [*runs, Run(memory_bytes={"states": 5000})])
+    assert found == pytest.approx([0.7, 0.3]) and calibration._reserved([schedule], [Run()]) == []
+    row, timeline = predict.row(one, schedule, Profile(TRUTH, [1.0], [1.0], found), "S1", (1, 1))
+    assert row.reserved_predicted == pytest.approx(peak_bytes(timeline, "hbm") + 0.7 * row.workspace_predicted + 0.3 * row.arguments_predicted, abs=2)
 
 
 def test_rivals_take_contention_away_or_make_it_one_number():

@@ -7,7 +7,7 @@ from sim.build.step import build
 from sim.machine import machine
 from sim.metrics import peak_bytes
 from sim.model import model
-from sim.need import beside, lasting, need, reduction, states, workspace
+from sim.need import beside, need, reduction, states, workspace
 from sim.ops import KINDS
 from sim.simulate import simulate
 from sim.strategy import Strategy
@@ -44,9 +44,3 @@ def test_its_parts_by_hand():
         assert workspace(schedule, region) == max(KINDS[op.kind].workspace(op, schedule) for op in ops.ops)
     kept = build(m, Strategy(sp=2, chunk=1024, offload=False), 8192)
     assert beside(kept, 0) == beside(schedule, 0) + 2 * hidden
-
-
-def test_what_lasts_is_arenas_parameters_and_moments():
-    m = model("demo", layers=2)
-    schedule = build(m, Strategy(sp=2, chunk=1024), 8192)
-    assert [lasting(schedule, zero) - schedule.arena_bytes("hbm") for zero in (0, 3)] == [12 * m.params, 6 * m.params]

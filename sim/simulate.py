@@ -151,7 +151,7 @@ class _World:
         if rest:
             me.phase, me.end = RUN, self.env.now + rest
             yield Timeout(self.env, rest)
-        self._finish(me.v, me.i, start, self.env.now)
+        self._finish(self._done(me.v), me.i, self.base[me.v] + me.i, start, self.env.now)
         me.start = None
 
     def _stream(self, s: int):
@@ -205,7 +205,7 @@ class _World:
                         yield Timeout(env, wait)
                 me.ready = me.end + gap if ours else me.end
                 me.phase = IDLE
-                self._finish(v, i, start, me.end)
+                self._finish(done, i, base + i, start, me.end)
                 if ours:
                     self.open -= 1
                     if self.room is not None:
@@ -229,9 +229,8 @@ class _World:
         self._issue(*self.waiting_op)
         timer.callbacks, self.room.callbacks, self.room = self.room.callbacks, [], None
 
-    def _finish(self, v: int, i: int, start: int, end: int) -> None:
-        self._done(v)[i] = end
-        slot = self.base[v] + i
+    def _finish(self, done: list[int], i: int, slot: int, start: int, end: int) -> None:
+        done[i] = end
         self.slots.append(slot)
         self.starts.append(start)
         self.ends.append(end)

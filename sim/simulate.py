@@ -24,7 +24,7 @@ from sim.errors import UserError
 from sim.externals import NAMES, Externals, externals
 from sim.machine import NEVER, NUMBERS, Machine
 from sim.ops import key
-from sim.parts import HOST, parts
+from sim.parts import HOST, Part, parts
 from sim.schedule import STREAMS, Schedule
 from sim.strategy import Strategy
 from sim.timeline import ROWS, Timeline, meta
@@ -92,8 +92,7 @@ class _World:
         self.began = 0
         """When the host began to issue the op that it is at."""
         self.room: Event | None = None
-        """What the host waits for while the queue is full, and waiting_op, what it then issues."""
-        self.waiting_op: tuple[int, int, int] = (0, 0, 0)
+        """What the host waits for while the queue is full."""
         self.asked: dict[int, Event] = {}
         self.waiting: dict[int, Event] = {}
         self.slots, self.starts, self.ends = array("q"), array("q"), array("q")
@@ -123,18 +122,19 @@ class _World:
             if self.enter:
                 me.i, me.phase, me.end = -1, RUN, env.now + self.enter
                 yield Timeout(env, self.enter)
-            for i, (stream, ns) in enumerate(part.host):
-                me.i, me.phase = i, IDLE
+            me.i = -1
+            while me.i + 1 < len(part.host):
+                stream, ns = part.host[me.i + 1]
                 if stream == HOST:
-                    yield from self._sync(me, *part.syncs[i])
-                    continue
-                if self.open >= self.depth:
-                    self.room, self.waiting_op = Event(env), (stream, base + i, ns)
-                    yield self.room
-                else:
-                    self._issue(stream, base + i, ns)
+                    me.i, me.phase = me.i + 1, IDLE
+                    yield from self._sync(me, *part.syncs[me.i])
+                elif self.open < self.depth:
+                    self._issue(part, base)
                     if ns:
                         yield Timeout(env, ns)
+                else:
+                    self.room = Event(env)
+                    yield self.room
             me.v += 1
             self.issued = base + part.size
             for s in [s for s in self.asked if self.state[s].phase == PARKED]:
@@ -212,21 +212,28 @@ class _World:
                         self._issue_into_room()
             me.v += 1
 
-    def _issue(self, stream: int, slot: int, ns: int) -> None:
-        """The host begins to issue an op; a stream that waits for it wakes at its first part."""
+    def _issue(self, part: Part, base: int) -> None:
+        """The host begins to issue its next op; a stream that waits for it wakes at its first part."""
         host, self.began = self.host, self.env.now
+        host.i += 1
+        stream, ns = part.host[host.i]
         host.phase, host.end = RUN, self.began + ns
         self.open += 1
-        self.issued = slot + 1
+        self.issued = base + host.i + 1
         event = self.asked.pop(stream, None)
         if event is not None:
             timer = Timeout(self.env, min(self.launch, ns))
             timer.callbacks, event.callbacks = event.callbacks, []
 
     def _issue_into_room(self) -> None:
-        """The host, which waits for room, issues its op: it wakes when that is done."""
-        timer = Timeout(self.env, self.waiting_op[2])
-        self._issue(*self.waiting_op)
+        """The host, which waits for room, issues its next op, unless it still issues the one before. It wakes, when that is done, where it would not
+        wait for room again."""
+        host, part, now = self.host, self.parts[self.host.v], self.env.now
+        if host.end <= now:
+            self._issue(part, self.base[host.v])
+            if host.i + 1 < len(part.host) and part.host[host.i + 1][0] != HOST:
+                return
+        timer = Timeout(self.env, host.end - now)
         timer.callbacks, self.room.callbacks, self.room = self.room.callbacks, [], None
 
     def _finish(self, done: list[int], i: int, slot: int, start: int, end: int) -> None:
@@ -260,7 +267,7 @@ class _World:
         before, self._before = self._before, here
         if before is None or before[0] != state or high >= len(parts):
             return
-        if any(parts[w] is not parts[w + 1] for w in range(before[3], high)):
+        if not all(parts[w] is parts[w + 1] or w + 1 < v and self._same_rest(w) for w in range(before[3], high)):
             return
         last = high
         while last + 1 < len(parts) and parts[last + 1] is parts[high]:
@@ -271,9 +278,16 @@ class _World:
             del parts[high + 1:high + 1 + n]
             self.base = np.cumsum([0] + [p.size for p in parts]).tolist()
 
+    def _same_rest(self, w: int) -> bool:
+        """Whether the streams that are late in instance w + 1 have left there what they had left in w, without waits on what came before."""
+        old, new = self.parts[w], self.parts[w + 1]
+        late = [(s, me.i) for s, me in self.state.items() if me.v == w + 1]
+        rests = [[op for op in part.streams.get(s, ()) if op[0] >= i] for s, i in late for part in (old, new)]
+        return old.region == new.region and rests[::2] == rests[1::2] and not any(back for rest in rests for _, _, waits in rest for back, _ in waits)
+
     def _relative(self, s: _Stream, stream: int, v: int, now: int) -> tuple:
         if stream == HOST:
-            return s.v - v, s.i, s.phase, s.end - now if s.phase == RUN else 0, None if s.start is None else s.start - now
+            return s.v - v, s.i, s.phase, max(s.end - now, 0) if s.phase == RUN else 0, None if s.start is None else s.start - now, self.room is None
         if s.phase != RUN:
             return s.v - v, s.i, s.phase, max(s.ready - now, -1)
         flow = self.pool.flows.get(stream) if self.pool else None

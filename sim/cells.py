@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.schedule import SPACES, Schedule
+from sim.schedule import SPACES, Op, Schedule
 
 SHARED, SAVED, NEAR, FAR, NEXT = REACHES = range(5)
 """Which instances of a region mean the same bytes by a cell: all; those of one layer; those at the near border of a layer in one
@@ -32,6 +32,25 @@ class Accesses:
     def place(self) -> np.ndarray:
         """One number for a cell and its reach: equal within an instance where the bytes are."""
         return self.cell * len(REACHES) + self.reach
+
+
+@dataclass
+class Operands:
+    """What the ops of one region name, wherever that lies: names, and rows in op order."""
+
+    names: list[str]
+    operand: np.ndarray
+    """Which name."""
+    op: np.ndarray
+    write: np.ndarray
+
+
+def operands(ops: list[Op]) -> Operands:
+    number: dict[str, int] = {}
+    named = [number.setdefault(name, len(number)) for op in ops for names in (op.reads, op.writes) for name in names]
+    reads, writes = (np.array([len(names) for names in column], np.int64) for column in ([op.reads for op in ops], [op.writes for op in ops]))
+    write = np.repeat(np.tile([False, True], len(ops)), np.stack([reads, writes], 1).ravel())
+    return Operands(list(number), np.array(named, np.int64), np.repeat(np.arange(len(ops)), reads + writes), write)
 
 
 class Cells:
@@ -75,25 +94,15 @@ class Cells:
         shifts = self.shifts(layer, step)
         return {(cell, int(shifts[reach])) for cell, reach in self.of(region, name)}
 
-    def accesses(self, region: str) -> Accesses:
+    def accesses(self, region: str, named: Operands) -> Accesses:
         """What each op touches. Memory that nothing writes is left out: weights, labels."""
-        names: dict[str, int] = {}
-        ops, operands, writes = [], [], []
-        for k, op in enumerate(self.schedule.regions[region].ops):
-            for name in op.reads:
-                operands.append(names.setdefault(name, len(names)))
-            for name in op.writes:
-                operands.append(names.setdefault(name, len(names)))
-            ops += [k] * (len(op.reads) + len(op.writes))
-            writes += [False] * len(op.reads) + [True] * len(op.writes)
-        lists = [self.of(region, name) if name in self._written or name.startswith(_CHAIN) else [] for name in names]
+        lists = [self.of(region, name) if name in self._written or name.startswith(_CHAIN) else [] for name in named.names]
         flat = np.array([pair for pairs in lists for pair in pairs], np.int64).reshape(-1, 2)
         sizes = np.array([len(pairs) for pairs in lists], np.int64)
-        operand, op, write = (np.array(a, np.int64) for a in (operands, ops, writes))
-        n = sizes[operand]
+        n = sizes[named.operand]
         within = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
-        rows = flat[np.repeat((np.cumsum(sizes) - sizes)[operand], n) + within]
-        return Accesses(np.repeat(op, n), np.repeat(write, n) > 0, rows[:, 0], rows[:, 1])
+        rows = flat[np.repeat((np.cumsum(sizes) - sizes)[named.operand], n) + within]
+        return Accesses(np.repeat(named.op, n), np.repeat(named.write, n), rows[:, 0], rows[:, 1])
 
     def _id(self, key) -> int:
         return self._ids.setdefault(key, len(self._ids))

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from sim.cells import Accesses, Cells
+from sim.cells import Accesses, Cells, Operands, operands
 from sim.schedule import PREV, STREAMS, Schedule
 
 N = len(STREAMS)
@@ -56,10 +56,21 @@ class Alone:
         self._cells = cells
         self._links: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
 
+    def place(self, cells: Cells) -> None:
+        """The same ops on other cells, as after a plan; its waits within stay as they are."""
+        self._cells = cells
+        for name in ("accesses", "need", "first", "last"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def operands(self) -> Operands:
+        """What its ops name."""
+        return operands(self.ops)
+
     @cached_property
     def accesses(self) -> Accesses:
         """What its ops touch."""
-        return self._cells.accesses(self.name)
+        return self._cells.accesses(self.name, self.operands)
 
     @cached_property
     def length(self) -> np.ndarray:

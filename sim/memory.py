@@ -63,13 +63,12 @@ class _When:
             self.base[name] = len(number)
             for op in region.ops:
                 number[op.id] = len(number)
-        ours = np.array([number.get(name, -1) for name in timeline.names], np.int64)[timeline.op]
-        mine = ours >= 0
-        shape = len(number), self.layers
-        self.start, self.end = np.full(shape, np.iinfo(np.int64).max), np.full(shape, -1)
-        layer = np.clip(timeline.layer, 0, self.layers - 1)
-        self.start[ours[mine], layer[mine]] = timeline.start_ns[mine]
-        self.end[ours[mine], layer[mine]] = timeline.end_ns[mine]
+        other = len(number)  # a row of its own for what no region has
+        row = np.array([number.get(name, other) for name in timeline.names], np.int64)[timeline.op]
+        at = row * self.layers + np.clip(timeline.layer, 0, self.layers - 1)
+        start, end = np.full((other + 1) * self.layers, np.iinfo(np.int64).max), np.full((other + 1) * self.layers, -1)
+        start[at], end[at] = timeline.start_ns, timeline.end_ns
+        self.start, self.end = (column.reshape(-1, self.layers)[:other] for column in (start, end))
         self.compute = {r: [self.base[r] + k for k, op in enumerate(region.ops) if op.stream == "compute"] for r, region in schedule.regions.items()}
         self.touched = {r: self._touched(schedule, r) for r in schedule.regions}
 

@@ -8,25 +8,23 @@ from __future__ import annotations
 import numpy as np
 
 from sim.errors import UserError
-from sim.cells import Cells
 from sim.hazards import N, Alone
 from sim.layout import align
 from sim.schedule import SPACES, Buffer, Schedule
 from sim.units import show_bytes
 
 
-def plan(schedule: Schedule, reuse: bool = True, slack: int = 0) -> None:
-    """Gives every value, slot and saved buffer its offset, and the schedule its arena sizes, in place."""
+def plan(schedule: Schedule, regions: dict[str, Alone], reuse: bool = True, slack: int = 0) -> None:
+    """Gives every value, slot and saved buffer its offset, and the schedule its arena sizes, in place; regions: with their waits within."""
     for space in SPACES:
         top = 0
         for b in schedule.saved.values():
             if b.space == space:
                 b.offset, top = top, top + align(b.size_bytes)
         schedule.stride[space] = top
-    cells = Cells(schedule)
-    regions = [(r, Alone(schedule, r.name, cells)) for r in schedule.regions.values()]
     for space in SPACES:
-        schedule.shared[space] = max((_pack(alone, list(r.buffers.values()), space, reuse, slack) for r, alone in regions), default=0)
+        tops = (_pack(regions[name], list(region.buffers.values()), space, reuse, slack) for name, region in schedule.regions.items())
+        schedule.shared[space] = max(tops, default=0)
 
 
 def _pack(region: Alone, declared: list[Buffer], space: str, reuse: bool, slack: int) -> int:

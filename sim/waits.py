@@ -17,14 +17,16 @@ _COMPUTE = STREAMS.index("compute")
 
 def add_waits(schedule: Schedule) -> None:
     """Adds all waits in place."""
-    wait_within(schedule)
-    wait_across(schedule)
+    wait_across(schedule, wait_within(schedule))
 
 
-def wait_within(schedule: Schedule) -> None:
-    """Adds the waits that each region needs by itself: at most one per other stream, none that stream order or another wait implies."""
-    for region in alone(schedule)[0].values():
+def wait_within(schedule: Schedule) -> dict[str, Alone]:
+    """Adds the waits that each region needs by itself: at most one per other stream, none that stream order or another wait implies. Returns the
+    regions as they are then."""
+    regions, _ = alone(schedule)
+    for region in regions.values():
         _within(region)
+    return regions
 
 
 def _within(region: Alone) -> None:
@@ -47,12 +49,16 @@ def _within(region: Alone) -> None:
                 c = tuple(map(max, c, clock[source]))
         last[stream] = c = c[:stream] + (position,) + c[stream + 1:]
         clock.append(c)
+    region.clock = np.array(clock, np.int64).reshape(-1, N)
 
 
-def wait_across(schedule: Schedule) -> None:
-    """Adds the waits on earlier instances. What lies further back than the last one is carried by a compute op between."""
+def wait_across(schedule: Schedule, regions: dict[str, Alone]) -> None:
+    """Adds the waits on earlier instances, over the memory as it is planned by now. What lies further back than the last one is carried by a compute
+    op between."""
     given = [(op, op.waits) for region in schedule.regions.values() for op in region.ops]
-    regions, cells = alone(schedule)
+    cells = Cells(schedule)
+    for region in regions.values():
+        region.place(cells)
     carriers: dict[str, Op] = {}
     while not _across(schedule, regions, cells, carriers):
         for op, waits in given:

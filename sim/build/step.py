@@ -40,11 +40,11 @@ def build(model: Model, strategy: Strategy, seq: int, dtype: str = "bf16", reuse
     """The schedule that lint, simulator and engine read. `reuse=False` gives every buffer space of its own."""
     schedule = draft(model, strategy, seq, dtype)
     given = [(op, op.waits) for region in schedule.regions.values() for op in region.ops]
-    wait_within(schedule)
-    plan(schedule, reuse, strategy.reuse_slack)
+    regions = wait_within(schedule)
+    plan(schedule, regions, reuse, strategy.reuse_slack)
     if strategy.reuse_slack:  # the plan may share space that no order keeps apart yet
         for op, waits in given:
             op.waits = waits
-        wait_within(schedule)
-    wait_across(schedule)
+        regions = wait_within(schedule)
+    wait_across(schedule, regions)
     return schedule

@@ -41,11 +41,15 @@ def summary(timeline: Timeline) -> dict:
 
 def times(timeline: Timeline) -> dict[str, float]:
     """step_s: all; fwd_s: until the loss begins; bwd_s: from there to the last gradient (the last op of a region)."""
-    begin, end = int(timeline.start_ns.min(initial=0)), int(timeline.end_ns.max(initial=0))
+    begin = int(timeline.start_ns.min(initial=0))
     regions = timeline.stream != ROWS.index("external")
     last = int(timeline.end_ns[regions].max(initial=begin))
     turn = next((timeline.start_ns[m] for m in map(timeline.within, ("loss.", "bwd.")) if m.any()), np.array([last])).min()
-    return {"step_s": (end - begin) / 1e9, "fwd_s": (int(turn) - begin) / 1e9, "bwd_s": (last - int(turn)) / 1e9}
+    return {"step_s": _step_ns(timeline) / 1e9, "fwd_s": (int(turn) - begin) / 1e9, "bwd_s": (last - int(turn)) / 1e9}
+
+
+def _step_ns(timeline: Timeline) -> int:
+    return int(timeline.end_ns.max(initial=0)) - int(timeline.start_ns.min(initial=0))
 
 
 def model_flops(model: Model, seq: int, save: str) -> dict[str, int]:
@@ -65,7 +69,7 @@ def model_flops(model: Model, seq: int, save: str) -> dict[str, int]:
 def utilization(timeline: Timeline) -> dict[str, float]:
     """Share of peak by convention, each under its own name."""
     m = timeline.meta
-    peak = times(timeline)["step_s"] * m["P"] * m["numbers"]["peak_TFLOPS"] * 1e12
+    peak = _step_ns(timeline) / 1e9 * m["P"] * m["numbers"]["peak_TFLOPS"] * 1e12
     flops = model_flops(Model(**m["model"]), m["seq"], m["strategy"]["save"])
     return {name: f / peak if peak else 0.0 for name, f in flops.items()}
 

@@ -303,26 +303,26 @@ def _timeline(schedule: Schedule, world: _World, ext: Externals) -> Timeline:
         streams = np.array([ROWS.index(op.stream) for op in region.ops] + [EXTERNAL] * len(extra), np.int8)
         tables[name] = ops, streams
         names += [op.id for op in region.ops]
-    start, end = _times(world)
     last = (("ext.embed_bwd", ext.embed_bwd), ("ext.reduce", ext.final), ("ext.optimizer", ext.optimizer), ("ext.step", ext.step))
-    ends = [max(int(end.max(initial=0)), ext.embed)]
-    for _, ns in last:
-        ends.append(ends[-1] + ns)
-    after = [(NAMES.index(k), a, b) for (k, _), a, b in zip(last, ends, ends[1:]) if b > a]
-    op = [[0], *(tables[region][0] for region, _ in world.instances), [k for k, _, _ in after]]
-    stream = [[EXTERNAL], *(tables[region][1] for region, _ in world.instances), [EXTERNAL] * len(after)]
-    layer = np.repeat(np.array([-1] + [k for _, k in world.instances] + [-1]), [len(part) for part in op])
-    return Timeline(
-        names, np.concatenate(op).astype(np.int32), layer.astype(np.int32), np.concatenate(stream).astype(np.int8),
-        np.r_[0, start, [a for _, a, _ in after]].astype(np.int64), np.r_[ext.embed, end, [b for _, _, b in after]].astype(np.int64),
-    )
+    last = [(NAMES.index(name), ns) for name, ns in last if ns]
+    start, end = _times(world, len(last))
+    end[0], now = ext.embed, max(int(end.max(initial=0)), ext.embed)
+    for k, (_, ns) in enumerate(last, len(end) - len(last)):
+        start[k], end[k] = now, now + ns
+        now += ns
+    outer = np.array([0], np.int32), np.array([k for k, _ in last], np.int32)
+    op = [outer[0], *(tables[region][0] for region, _ in world.instances), outer[1]]
+    stream = [np.full(1, EXTERNAL, np.int8), *(tables[region][1] for region, _ in world.instances), np.full(len(last), EXTERNAL, np.int8)]
+    layer = np.repeat(np.array([-1] + [k for _, k in world.instances] + [-1], np.int32), [len(part) for part in op])
+    return Timeline(names, np.concatenate(op), layer, np.concatenate(stream), start, end)
 
 
-def _times(world: _World) -> tuple[np.ndarray, np.ndarray]:
-    """Start and end of every span of every instance: what was recorded, and the windows that repeat."""
-    start, end = (np.zeros(world.first[-1], np.int64) for _ in range(2))
+def _times(world: _World, after: int) -> tuple[np.ndarray, np.ndarray]:
+    """Start and end of every span of every instance: what was recorded, and the windows that repeat. Zeros, one before and so many after them."""
+    start, end = (np.zeros(1 + world.first[-1] + after, np.int64) for _ in range(2))
     slots, starts, ends = (np.frombuffer(a, np.int64) if len(a) else np.zeros(0, np.int64) for a in (world.slots, world.starts, world.ends))
-    at = ns = moved = 0
+    at = ns = 0
+    moved = 1
     for low, high, n, period, spans in [*world.jumps, (0, len(slots), 0, 0, 0)]:
         place = slots[at:high] + moved
         start[place], end[place] = starts[at:high] + ns, ends[at:high] + ns

@@ -14,7 +14,7 @@ import numpy as np
 
 from engine import probe
 from engine.alone import alone
-from engine.clocks import load_clocks_MHz, steady_MHz
+from engine.clocks import reference_MHz, settled_MHz
 from engine.lines import Point, fit
 from engine.micro.fit import improved, slowdown_of
 from engine.micro.place import Plan
@@ -89,9 +89,9 @@ def points(schedule: Schedule, run: Run, slowdown: dict[str, dict], faster: floa
 def pooled(made: list[Schedule], runs: list[Run], slowdown: dict[str, dict] = {}) -> dict[str, list[Point]]:
     """The points of all runs, by cost key. slowdown: how fast streams run together, as a machine has it."""
     found: dict[str, list[Point]] = defaultdict(list)
-    steady = steady_MHz(runs)
+    reference = reference_MHz(runs)
     for schedule, run in zip(made, runs):
-        for k, some in points(schedule, run, slowdown, run.sensed["clock_MHz"] / steady if steady else 1.0).items():
+        for k, some in points(schedule, run, slowdown, run.sensed["clock_MHz"] / reference if reference else 1.0).items():
             found[k] += some
     return dict(found)
 
@@ -157,11 +157,11 @@ def profile(
     }
     numbers = {k: {"value": v, "source": source} for k, v in values.items()}
     numbers["peak_name"] = {"value": f"best GEMM of the calibration ({dtype}, one {'core' if device == 'cpu' else 'GPU'})", "source": source}
-    if steady := steady_MHz(runs):
-        numbers["clock_MHz"] = {"value": round(steady), "source": source}
+    if reference := reference_MHz(runs):
+        numbers["clock_MHz"] = {"value": round(reference), "source": source}
         if most := probe.clock_max_MHz():
             numbers["clock_max_MHz"] = {"value": most, "source": f"measured: {probe.provenance()}, as its driver says"}
-            for name, mhz in zip(CLOCKS, load_clocks_MHz(runs, most) or ()):
+            for name, mhz in zip(CLOCKS, settled_MHz(runs, most)):
                 numbers[name] = {"value": round(mhz), "source": source}
     if blas := [run.memory_bytes["blas"] for run in runs if run.memory_bytes.get("blas")]:
         numbers["blas_bytes"] = {"value": int(np.median(blas)), "source": source}

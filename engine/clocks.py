@@ -10,12 +10,16 @@ from sim.timeline import Timeline
 
 APART = 0.2
 """How far apart the shares of attention in compute have to be in some runs, so that its clock can be told from the others'."""
+CAPPED = 0.99
+"""From this share of its highest clock on, a GPU may be held there: its power would allow more."""
+BEYOND = 2.0
+"""No work draws so little that its clock is taken for more than so many times the highest."""
 
 
-def steady_MHz(runs: list[Run]) -> float | None:
-    """The clock that these runs would have settled at, had compute never idled (sim.clock); None where one of them does not tell."""
+def reference_MHz(runs: list[Run]) -> float | None:
+    """The median clock of these runs, which their curves are to hold at; None where one of them does not tell."""
     found = [run.sensed.get("clock_MHz") for run in runs]
-    return float(np.median([mhz * sum(shares(run)[:2]) ** (1 / EXPONENT) for mhz, run in zip(found, runs)])) if found and all(found) else None
+    return float(np.median(found)) if found and all(found) else None
 
 
 def shares(run: Run) -> Work:
@@ -24,12 +28,25 @@ def shares(run: Run) -> Work:
     return Work(*(float(np.median([t / run.step_ns[step] for step, t in zip(run.traces, column)])) for column in zip(*steps)))
 
 
-def load_clocks_MHz(runs: list[Run], most: float) -> tuple[float, float] | None:
-    """(that of attention, that of other compute) that explain the clocks of these runs best (sim.clock), `most` at most; None where the runs
-    are too much alike to tell."""
-    rows = np.array([shares(run)[:2] for run in runs]) * np.array([[run.sensed["clock_MHz"]] for run in runs]) ** EXPONENT
-    if np.ptp(rows[:, 0] / rows.sum(1)) < APART:
-        return None
-    scale = rows.max()
-    drawn, _ = nnls(rows / scale, np.ones(len(rows)))
-    return tuple(float(min(most, (d / scale) ** (-1 / EXPONENT))) if d else most for d in drawn)
+def settled_MHz(runs: list[Run], most: float) -> tuple[float, float]:
+    """(attention's, other compute's) clocks that explain those of these runs best: sum b_w (f / f_w)^3 is 1, or less where f is the most that the GPU
+    does. Both are one where the runs are too much alike to tell, and the highest clock where none was below it."""
+    busy = np.array([shares(run)[:2] for run in runs])
+    drawn = busy * np.array([[run.sensed["clock_MHz"] / most] for run in runs]) ** EXPONENT
+    limited = np.array([run.sensed["clock_MHz"] < CAPPED * most for run in runs])
+    if not limited.any():
+        return most, most
+    while True:
+        draws = _draws(drawn[limited])
+        beyond = ~limited & (drawn @ draws > 1)
+        if not beyond.any():
+            return tuple(float(most * max(draw, BEYOND ** -EXPONENT) ** (-1 / EXPONENT)) for draw in draws)
+        limited |= beyond
+
+
+def _draws(rows: np.ndarray) -> np.ndarray:
+    """What each kind of work draws so that each row, [attention, other], comes to 1 as nearly as can be."""
+    total = rows.sum(1)
+    if np.ptp(rows[:, 0] / total) < APART:
+        return np.full(2, total.sum() / (total @ total))
+    return nnls(rows, np.ones(len(rows)))[0]

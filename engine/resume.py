@@ -25,7 +25,7 @@ def done(folder: Path, schedule: Schedule, resume: bool) -> int:
     path = at(folder, found[-1])
     try:
         of = dict(json.loads((path / "of.json").read_text()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise damaged(path, error) from None
     for name, mine in what(schedule).items():
         if of.get(name) != mine:
@@ -41,7 +41,7 @@ def what(schedule: Schedule) -> dict:
 def steps(folder: Path) -> list[int]:
     """The steps whose checkpoints are whole, in order."""
     names = [path.name.removeprefix("step-") for path in folder.glob("step-*")]
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def clean(folder: Path) -> None:

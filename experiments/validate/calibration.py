@@ -66,8 +66,10 @@ class Profile:
         """Raises UserError."""
         try:
             made = cls(machines.load(path), **json.loads(_beside(path).read_text()))
-            if not np.isfinite(band([made])).all() or len(made.reserved) not in (0, 2):
+            if not np.isfinite(band([made])).all():
                 raise ValueError("its residuals are no numbers")
+            if not isinstance(made.reserved, list) or len(made.reserved) not in (0, 2) or not all(isinstance(more, float) and 0 <= more < np.inf for more in made.reserved):
+                raise ValueError("reserved is not two numbers")
             return made
         except (OSError, ValueError, TypeError, IndexError) as error:
             raise UserError(f"{path} is no profile of fpdt validate ({error}); remove it, and it is measured anew") from None

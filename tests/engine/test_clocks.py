@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from engine import calibrate
-from engine.clocks import load_clocks_MHz, shares, steady_MHz
+from engine.clocks import CAPPED, reference_MHz, settled_MHz, shares
 from engine.worker import Run
 from sim.clock import CLOCKS, Work, rate
 from tests.sim.tiny import tiny_machine, tiny_schedule
@@ -17,34 +17,53 @@ def run(attention: int, other: int, idle: int, MHz: float | None) -> Run:
 
 
 def test_the_clock_is_taken_out_of_what_ops_took():
-    """One run never idles, at 1000 MHz; one idles 7/8 of its time, at twice that; its op counts twice as long."""
+    """At twice the clock an op took half as long: at the clock between, both took as long."""
     made = tiny_schedule({"fwd": "compute qkv[0]\ncompute ffn[0]"})
-    steady, idling = run(0, 100, 0, 1000), run(0, 50, 350, 2000)
-    assert shares(steady) == Work(0, 1, 0) and shares(idling) == Work(0, 0.125, 0.875)
-    assert steady_MHz([steady, idling]) == 1000
-    assert steady_MHz([steady, Run(sensed={"clock_MHz": None})]) is None and steady_MHz([]) is None
-    assert [ns for *_, ns in calibrate.pooled([made] * 2, [steady, idling])["ffn"]] == [100, 100]
+    slow, fast = run(0, 90, 0, 1000), run(0, 45, 315, 2000)
+    assert shares(slow) == Work(0, 1, 0) and shares(fast) == Work(0, 0.125, 0.875)
+    assert reference_MHz([slow, fast]) == 1500
+    assert reference_MHz([slow, Run(sensed={"clock_MHz": None})]) is None and reference_MHz([]) is None
+    assert [ns for *_, ns in calibrate.pooled([made] * 2, [slow, fast])["ffn"]] == [60, 60]
 
 
-def settled(work: Work, most: float = 3000) -> Run:
-    """A run on a card that settles at 1680 MHz under attention and at 1800 under all else."""
-    faster = rate(tiny_machine(clock_MHz=1000, clock_max_MHz=most, **dict(zip(CLOCKS, (1680, 1800)))), work)
+WORKS = tuple(Work(*work) for work in ((20_000, 80_000, 0), (55_000, 45_000, 0), (63_000, 34_000, 20_000)))
+
+
+def settled(work: Work, most: float = 3000, clocks: tuple[float, float] = (1680, 1800)) -> Run:
+    """A run on a card that settles at these clocks under attention and under all else."""
+    faster = rate(tiny_machine(clock_MHz=1000, clock_max_MHz=most, **dict(zip(CLOCKS, clocks))), work)
     return run(round(work.attention / faster), round(work.other / faster), work.idle, 1000 * faster)
 
 
 def test_the_clock_of_each_kind_of_work_is_found():
-    runs = [settled(Work(*work)) for work in ((20_000, 80_000, 0), (55_000, 45_000, 0), (63_000, 34_000, 20_000))]
-    assert load_clocks_MHz(runs, 3000) == pytest.approx((1680, 1800), rel=1e-4)
+    assert settled_MHz([settled(work) for work in WORKS], 3000) == pytest.approx((1680, 1800), rel=1e-4)
 
 
-def test_no_clock_is_found_above_the_card_s_own():
-    runs = [settled(Work(*work), 1700) for work in ((0, 100_000, 0), (50_000, 50_000, 0))]
-    assert max(load_clocks_MHz(runs, 1700)) <= 1700
-    assert load_clocks_MHz([run(90_000, 10_000, 0, 1500), run(0, 100_000, 0, 1800)], 1700)[1] == 1700
+def test_a_run_at_the_highest_clock_only_says_that_it_draws_no_more():
+    """Three fit, and the fourth, which idles half its time, could run faster than it may."""
+    idles = settled(Work(20_000, 20_000, 80_000), 1950)
+    assert idles.sensed["clock_MHz"] == pytest.approx(1950) and settled(WORKS[2], 1950).sensed["clock_MHz"] < CAPPED * 1950
+    assert settled_MHz([*(settled(work, 1950) for work in WORKS), idles], 1950) == pytest.approx((1680, 1800), rel=1e-4)
 
 
-def test_runs_that_are_alike_tell_nothing():
-    assert load_clocks_MHz([settled(Work(50_000, 50_000, 0)), settled(Work(69_000, 31_000, 0))], 3000) is None
+def test_a_run_at_the_highest_clock_still_tells_what_it_cannot_draw():
+    """Attention alone was slow; that all else is not slower than the highest clock is known from the second alone."""
+    assert settled_MHz([run(90_000, 10_000, 0, 1500), run(50_000, 50_000, 0, 1600), run(0, 100_000, 0, 1700)], 1700)[1] >= 1699
+
+
+def test_a_card_that_is_always_at_its_highest_clock_is_predicted_there():
+    runs = [settled(work, 1600, (1680, 1800)) for work in WORKS]
+    assert settled_MHz(runs, 1600) == (1600, 1600) and reference_MHz(runs) == pytest.approx(1600)
+
+
+def test_runs_that_are_alike_tell_one_clock():
+    runs = [settled(Work(50_000, 50_000, 0)), settled(Work(60_000, 40_000, 50_000))]
+    attention, other = settled_MHz(runs, 3000)
+    assert attention == other and 1700 < other < 1750
+
+
+def test_no_work_draws_nothing():
+    assert settled_MHz([run(0, 100_000, 0, 1500), run(50_000, 50_000, 0, 2500)], 3000) [0] == pytest.approx(2 * 3000)
 
 
 def test_loads_are_one_mostly_of_products_and_one_mostly_of_attention_without_copies():

@@ -255,7 +255,7 @@ def test_a_profile_is_a_machines_file(tmp_path):
     read = Profile.load(tmp_path / "S1" / "demo-P1.json")
     assert (read.ratios, read.repeats, read.reserved) == ([1.0, 1.01], [0.99], [0.7, 0.3]) and machine(tmp_path / "S1" / "demo-P1.json").fits == SLOW
     for residuals in ({}, {"ratios": [], "repeats": [1.0]}, {"ratios": ["x"], "repeats": [1.0]}, {"ratios": [1.0], "repeats": [float("nan")]},
-                      {"ratios": [1.0], "repeats": [1.0], "reserved": 1.02}, {"ratios": [1.0], "repeats": [1.0], "reserved": [1.02]}):
+                      *({"ratios": [1.0], "repeats": [1.0], "reserved": wrong} for wrong in (1.02, None, [1.02], "ab", [0.1, None], [float("nan"), 0.1], [-1.0, 0.1], [True, 0.1]))):
         (tmp_path / "S1" / "demo-P1.residuals.json").write_text(json.dumps(residuals))
         with pytest.raises(UserError, match="is no profile of fpdt validate .*; remove it, and it is measured anew"):
             Profile.load(tmp_path / "S1" / "demo-P1.json")

@@ -178,7 +178,7 @@ def _runnable(schedule: Schedule) -> None:
         if region not in schedule.regions:
             raise UserError(f"the schedule has no region {region}, so no step can be run; write all three, as fpdt show does")
     for op in (op for region in schedule.regions.values() for op in region.ops if op.kind == "pin"):
-        raise UserError(f"{op.id} takes pinned memory in the middle of a step, which is priced and not run; build the schedule with alloc=plan")
+        raise UserError(f"{op.id} takes pinned memory in the middle of a step, which is priced and not run; build the schedule with --set alloc=plan")
     for owner, buffers in [("*", schedule.saved), *((r.name, r.buffers) for r in schedule.regions.values())]:
         for b in buffers.values():
             if b.life != "argument" and b.offset is None:

@@ -89,7 +89,7 @@ def report(model: Model, strategy: Strategy, machine: Machine, seq: int, found: 
                 p, m, ours = found[f"{mine}{name}_ms"], row[f"fpdt_{way}_ms"], found[f"ours_{name}_ms"]
                 rows.append((f"{name}, {PINNED[row['pinned']]}", row["kernel"], *ms(p, m), f"{p / m - 1:+.1%}", f"{p / ours:.2f}", f"{m / row[f'ours_{way}_ms']:.2f}"))
         table((NAME, "measured on", "predicted", "measured", "signed error", "/ ours", "measured"), rows)
-        print(f"Measured on 2 x H200: {MEASURED.parent.name}/{MEASURED.name}. '/ ours': times what ours takes, predicted and measured, which another kernel changes less.")
+        print(f"Measured on 2 x H200: experiments/{MEASURED.parent.name}/{MEASURED.name}. '/ ours': times what ours takes, predicted and measured, which another kernel changes less.")
     print(f"Host memory: {show_bytes(found['host_peak_bytes'])} a rank and layer.")
     print("Assumed:")
     for line in found["assumptions"]:

@@ -66,6 +66,6 @@ def test_a_rank_that_gives_no_answer_is_ended():
 
 
 def test_what_is_only_priced_is_not_run():
-    with pytest.raises(UserError, match=r"^fwd.pin.kv\[0\] takes pinned memory in the middle of a step, which is priced and not run; build the schedule with alloc=plan$"):
+    with pytest.raises(UserError, match=r"^fwd.pin.kv\[0\] takes pinned memory in the middle of a step, which is priced and not run; build the schedule with --set alloc=plan$"):
         with running(schedule(tiny(), 64, 32, alloc="chunk")):
             pass

@@ -5,7 +5,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from engine.worker import Run
-from sim.clock import EXPONENT, Work, done
+from sim.clock import EXPONENT, Load, done
 from sim.timeline import Timeline
 
 APART = 0.2
@@ -22,10 +22,10 @@ def reference_MHz(runs: list[Run]) -> float | None:
     return float(np.median(found)) if found and all(found) else None
 
 
-def shares(run: Run) -> Work:
+def shares(run: Run) -> Load:
     """Of its traced steps, in which compute attended, did other work and idled."""
     steps = [done(Timeline.from_spans(trace)) for trace in run.traces.values()]
-    return Work(*(float(np.median([t / run.step_ns[step] for step, t in zip(run.traces, column)])) for column in zip(*steps)))
+    return Load(*(float(np.median([t / run.step_ns[step] for step, t in zip(run.traces, column)])) for column in zip(*steps)))
 
 
 def settled_MHz(runs: list[Run], most: float) -> tuple[float, float]:

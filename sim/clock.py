@@ -25,7 +25,7 @@ ROUNDS = 8
 """Faster compute idles more, which makes it faster; this often is enough."""
 
 
-class Work(NamedTuple):
+class Load(NamedTuple):
     """What compute does in a step, in ns at `clock_MHz`."""
 
     attention: float
@@ -33,31 +33,36 @@ class Work(NamedTuple):
     idle: float
 
 
-def planned(schedule: Schedule, ns: dict[str, int]) -> Work:
+def planned(schedule: Schedule, ns: dict[str, int]) -> Load:
     """That of a step that never idles; ns: each op's."""
     many = Counter(region for region, _ in schedule.order())
     ops = [(op, many[name] * ns[op.id]) for name, region in schedule.regions.items() for op in region.ops if op.stream == "compute"]
-    return Work(sum(t for op, t in ops if op.kind in ATTENTION), sum(t for op, t in ops if op.kind not in ATTENTION), 0)
+    return Load(sum(t for op, t in ops if op.kind in ATTENTION), sum(t for op, t in ops if op.kind not in ATTENTION), 0)
 
 
-def done(timeline: Timeline, rate: float = 1.0) -> Work:
+def done(timeline: Timeline, rate: float = 1.0) -> Load:
     """That of a step which ran so many times as fast."""
     compute = timeline.on("compute")
     attends = np.array([kind_of(name) in ATTENTION for name in timeline.names], bool)[timeline.op[compute]]
     ns = timeline.end_ns[compute] - timeline.start_ns[compute]
-    return Work(rate * float(ns[attends].sum()), rate * float(ns[~attends].sum()), float(timeline.end_ns.max(initial=0) - ns.sum()))
+    return Load(rate * float(ns[attends].sum()), rate * float(ns[~attends].sum()), float(timeline.end_ns.max(initial=0) - ns.sum()))
 
 
-def rate(machine: Machine, work: Work) -> float:
-    """How many times as fast as at `clock_MHz` compute runs; 1 where no clocks were measured."""
-    base, most = machine.get("clock_MHz"), machine.get("clock_max_MHz")
-    busy = work.attention + work.other
-    if not base or not most or not busy:
+def known(machine: Machine) -> bool:
+    """Whether its clocks were measured; else compute always runs as its curves say."""
+    return bool(machine.get("clock_MHz") and machine.get("clock_max_MHz"))
+
+
+def rate(machine: Machine, load: Load) -> float:
+    """How many times as fast as at `clock_MHz` compute runs, on a machine whose clocks are known."""
+    base, most = machine["clock_MHz"], machine["clock_max_MHz"]
+    busy = load.attention + load.other
+    if not busy:
         return 1.0
-    drawn = sum(ns * (base / (machine.get(name) or base)) ** EXPONENT for name, ns in zip(CLOCKS, work))
+    drawn = sum(ns * (base / (machine.get(name) or base)) ** EXPONENT for name, ns in zip(CLOCKS, load))
     found = 1.0
     for _ in range(ROUNDS):
-        found = min(most / base, ((busy + work.idle * found) / drawn) ** (1 / EXPONENT))
+        found = min(most / base, ((busy + load.idle * found) / drawn) ** (1 / EXPONENT))
     return found if differs(found, 1.0) else 1.0
 
 

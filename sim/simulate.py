@@ -36,9 +36,10 @@ EXTERNAL = ROWS.index("external")
 def simulate(schedule: Schedule, strategy: Strategy, machine: Machine, unroll: bool = False) -> Timeline:
     """The predicted timeline of one step. `unroll` simulates every layer; the result is the same. Raises UserError on a deadlock."""
     ns = op_ns(machine, schedule)
-    rate = clock.rate(machine, clock.planned(schedule, ns))
+    known = clock.known(machine)
+    rate = clock.rate(machine, clock.planned(schedule, ns)) if known else 1.0
     timeline, notes = _simulated(schedule, strategy, machine, unroll, ns, rate)
-    if clock.differs(settled := clock.rate(machine, clock.done(timeline, rate)), rate):
+    if known and clock.differs(settled := clock.rate(machine, clock.done(timeline, rate)), rate):
         del timeline
         timeline, notes = _simulated(schedule, strategy, machine, unroll, ns, rate := settled)
     if rate != 1:
@@ -310,8 +311,7 @@ def _timeline(schedule: Schedule, world: _World, ext: Externals) -> Timeline:
     for k, (_, ns) in enumerate(last, len(end) - len(last)):
         start[k], end[k] = now, now + ns
         now += ns
-    outer = np.array([0], np.int32), np.array([k for k, _ in last], np.int32)
-    op = [outer[0], *(tables[region][0] for region, _ in world.instances), outer[1]]
+    op = [np.zeros(1, np.int32), *(tables[region][0] for region, _ in world.instances), np.array([k for k, _ in last], np.int32)]
     stream = [np.full(1, EXTERNAL, np.int8), *(tables[region][1] for region, _ in world.instances), np.full(len(last), EXTERNAL, np.int8)]
     layer = np.repeat(np.array([-1] + [k for _, k in world.instances] + [-1], np.int32), [len(part) for part in op])
     return Timeline(names, np.concatenate(op), layer, np.concatenate(stream), start, end)

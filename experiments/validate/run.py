@@ -41,7 +41,7 @@ MOST_RANKS = 2
 TRACE_EVERY = 3
 ROUNDS, LONG_S = {"cuda": 8, "cpu": 2}, (0.25, 2.0, 8.0)
 """Rounds of two untraced steps and a traced one; half as many, and half again, where a step is longer than these."""
-SETUP_S, HOST_GBps = {"cuda": 4.0, "cpu": 1.0}, 1.5
+SETUP_S, HOST_GBps = {"cuda": 2.0, "cpu": 1.0}, 1.5
 """What it takes to start a job on ranks that are there, and to take, touch and pin host memory."""
 IN_A_ROW = 3
 """Configurations that may fail one after the other; then something else is wrong."""

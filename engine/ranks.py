@@ -123,6 +123,8 @@ class _Workers:
 
 KILLED = re.compile(r"^ *rank *: (\d+) .*\n *exitcode *: -(\d+) ", re.MULTILINE)
 """How torchrun reports a rank that a signal ended."""
+ROOT = "Root Cause"
+"""Above the rank that ended first; above this are the others, which torchrun itself kills where they do not end in 30 s."""
 
 
 def reason(code: int, errors: str) -> Exception:
@@ -130,8 +132,8 @@ def reason(code: int, errors: str) -> Exception:
     mistakes, losses = ([line.removeprefix(kind) for line in errors.splitlines() if line.startswith(kind)] for kind in (MISTAKE, LOST))
     if mistakes:
         return UserError(mistakes[0])
-    if killed := [(rank, int(number)) for rank, number in KILLED.findall(errors) if int(number) != signal.SIGTERM]:
-        return RankLost(f"rank {killed[0][0]} was killed by {signal_name(killed[0][1])}")
+    if (first := KILLED.search(errors, max(errors.find(ROOT), 0))) and int(first[2]) != signal.SIGTERM:
+        return RankLost(f"rank {first[1]} was killed by {signal_name(int(first[2]))}")
     if losses or code < 0:
         return RankLost(losses[0] if losses else f"the rank was killed by {signal_name(-code)}")
     with tempfile.NamedTemporaryFile("w", prefix="fpdt-ranks-", suffix=".txt", delete=False) as kept:

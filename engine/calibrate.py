@@ -14,7 +14,7 @@ import numpy as np
 
 from engine import probe
 from engine.alone import alone
-from engine.clocks import reference_MHz, settled_MHz
+from engine.clocks import power_TFLOPS, reference_MHz
 from engine.lines import Point, fit
 from engine.micro.fit import improved, slowdown_of
 from engine.micro.place import Plan
@@ -23,7 +23,6 @@ from engine.worker import Job, Run
 from engine.world import started, world
 from sim import text
 from sim.build.step import build
-from sim.clock import CLOCKS
 from sim.cost import features
 from sim.externals import moved_bytes
 from sim.machine import Machine
@@ -38,7 +37,7 @@ SEQ = 75264
 """S of all of them on a GPU: long enough for steps in which it never idles; the last chunk is short, which is another size. On a CPU: three chunks,
 so that every kind of op occurs."""
 LOADS = {"cpu": (), "cuda": ((21504, 7168), (112896, 28672))}
-"""(S, C) of two more runs, one mostly products, one mostly attention: they tell the clock that a GPU settles at under each."""
+"""(S, C) of two more runs, one mostly products, one mostly attention: clocks of very different steps tell what the power allows."""
 LOAD_S = {"cpu": 0.0, "cuda": 2.0}
 """Seconds of steps before the first that counts: a GPU's clock settles under load, and falls below that at first."""
 
@@ -62,7 +61,7 @@ def _schedule(model: Model, P: int, dtype: str, strategy: Strategy, device: str,
 def jobs(made: list[Schedule], link_GBps: float | None = None, device: str = "cpu") -> list[Job]:
     """A traced job for each schedule, on a GPU at its steady clock; what ops cost the host is asked where there are fewest."""
     gpu, longest = device != "cpu", max(s.chunk for s in made)
-    return [Job(text.show(s), steps=6 if gpu else 2, link_GBps=link_GBps, trace_every=1, device=device, load_s=LOAD_S[device], footprint=gpu, issue=gpu and s.chunk == longest) for s in made]
+    return [Job(text.show(s), steps=6 if gpu else 2, lr=0.0, link_GBps=link_GBps, trace_every=1, device=device, load_s=LOAD_S[device], footprint=gpu, issue=gpu and s.chunk == longest) for s in made]
 
 
 def points(schedule: Schedule, run: Run, slowdown: dict[str, dict], faster: float = 1.0) -> dict[str, list[Point]]:
@@ -161,8 +160,8 @@ def profile(
         numbers["clock_MHz"] = {"value": round(reference), "source": source}
         if most := probe.clock_max_MHz():
             numbers["clock_max_MHz"] = {"value": most, "source": f"measured: {probe.provenance()}, as its driver says"}
-            for name, mhz in zip(CLOCKS, settled_MHz(runs, most)):
-                numbers[name] = {"value": round(mhz), "source": source}
+            if allowed := power_TFLOPS(made, runs, most):
+                numbers["power_TFLOPS"] = {"value": round(allowed, 1), "source": source}
     if blas := [run.memory_bytes["blas"] for run in runs if run.memory_bytes.get("blas")]:
         numbers["blas_bytes"] = {"value": int(np.median(blas)), "source": source}
     if kernel := next((run.kernel for run in runs if run.kernel), ""):

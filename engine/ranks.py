@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from engine.training import Training
@@ -121,10 +122,10 @@ class _Workers:
             self._process.wait()
 
 
-KILLED = re.compile(r"^ *rank *: (\d+) .*\n *exitcode *: -(\d+) ", re.MULTILINE)
-"""How torchrun reports a rank that a signal ended."""
-ROOT = "Root Cause"
-"""Above the rank that ended first; above this are the others, which torchrun itself kills where they do not end in 30 s."""
+ENDED = re.compile(r"^ *time *: (\S+)\n.*\n *rank *: (\d+) .*\n *exitcode *: (-?\d+) ", re.MULTILINE)
+"""How torchrun reports a rank that ended badly: when, which, and how."""
+LATE = timedelta(seconds=20)
+"""One that was killed so long after the first had ended was killed by torchrun, which waits 30 s for it to end."""
 
 
 def reason(code: int, errors: str) -> Exception:
@@ -132,14 +133,20 @@ def reason(code: int, errors: str) -> Exception:
     mistakes, losses = ([line.removeprefix(kind) for line in errors.splitlines() if line.startswith(kind)] for kind in (MISTAKE, LOST))
     if mistakes:
         return UserError(mistakes[0])
-    if (first := KILLED.search(errors, max(errors.find(ROOT), 0))) and int(first[2]) != signal.SIGTERM:
-        return RankLost(f"rank {first[1]} was killed by {signal_name(int(first[2]))}")
+    if killed := _killed(errors):
+        return RankLost("rank {} was killed by {}".format(*killed))
     if losses or code < 0:
         return RankLost(losses[0] if losses else f"the rank was killed by {signal_name(-code)}")
     with tempfile.NamedTemporaryFile("w", prefix="fpdt-ranks-", suffix=".txt", delete=False) as kept:
         kept.write(errors)
     raised = [line for line in errors.splitlines() if re.match(r"(\[rank\d+\]: )?[A-Za-z_.]*(Error|Exception|Interrupt)\b", line)]
     return RuntimeError(f"the ranks ended with {code}: {raised[0] if raised else 'they said nothing'} (all that they said: {kept.name})")
+
+
+def _killed(errors: str) -> tuple[str, str] | None:
+    """(rank, signal) of the one that was killed first, by torchrun's report; None where none was but by torchrun."""
+    ended = sorted((datetime.strptime(time, "%Y-%m-%d_%H:%M:%S"), rank, int(code)) for time, rank, code in ENDED.findall(errors))
+    return next(((rank, signal_name(-code)) for time, rank, code in ended if code < 0 and code != -signal.SIGTERM and time - ended[0][0] < LATE), None)
 
 
 def signal_name(number: int) -> str:

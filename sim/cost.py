@@ -14,9 +14,9 @@ from sim.ops import KINDS, PARTS, Work, key
 from sim.schedule import Schedule
 
 
-def op_ns(machine: Machine, schedule: Schedule) -> dict[str, int]:
-    """Op id -> duration in ns, for every op of every region. Equal kinds, arguments and operand shapes are priced once."""
-    cache: dict[tuple, int] = {}
+def works(schedule: Schedule) -> dict[str, Work]:
+    """Op id -> what it costs on any machine, for every op of every region; one object for equal kinds, arguments and operand shapes."""
+    cache: dict[tuple, Work] = {}
     shapes: dict[tuple, int] = {}
     result = {}
     for region in schedule.regions.values():
@@ -27,7 +27,20 @@ def op_ns(machine: Machine, schedule: Schedule) -> dict[str, int]:
             args = tuple([value for name, value in op.args.items() if name != "at"])
             same = (op.kind, args, operands, len(set(op.reads) & set(op.writes)))
             if same not in cache:
-                cache[same] = price(machine, key(op), KINDS[op.kind].work(op, schedule), schedule.P, op.args.get(PARTS, 1))
+                cache[same] = KINDS[op.kind].work(op, schedule)
+            result[op.id] = cache[same]
+    return result
+
+
+def op_ns(machine: Machine, schedule: Schedule, works: dict[str, Work]) -> dict[str, int]:
+    """Op id -> duration in ns, each work priced once."""
+    cache: dict[int, int] = {}
+    result = {}
+    for region in schedule.regions.values():
+        for op in region.ops:
+            same = id(work := works[op.id])
+            if same not in cache:
+                cache[same] = price(machine, key(op), work, schedule.P, op.args.get(PARTS, 1))
             result[op.id] = cache[same]
     return result
 
@@ -40,7 +53,7 @@ def issue_ns(machine: Machine, schedule: Schedule) -> dict[str, int]:
 
 def features(work: Work) -> tuple[float, float]:
     """(GFLOPs, MB) that a cost curve is linear in; MB = 10^6 bytes over the link, or through HBM for computation."""
-    return (work.gemm_flops + work.attn_flops) / 1e9, (work.link_bytes or work.hbm_bytes) / 1e6
+    return work.flops / 1e9, (work.link_bytes or work.hbm_bytes) / 1e6
 
 
 def price(machine: Machine, key: str, work: Work, P: int, parts: int = 1) -> int:

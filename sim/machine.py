@@ -43,9 +43,8 @@ OPTIONAL = {
     "sync_ns": ("non-negative", "from the end of what the host waits for until it goes on"),
     "blas_bytes": ("positive", "device memory that the library of matrix products keeps for itself, beside what each op takes"),
     "clock_MHz": ("positive", "clock that cost curves hold at"),
-    "attn_clock_MHz": ("positive", "clock that a GPU settles at while it does nothing but attention"),
-    "other_clock_MHz": ("positive", "clock that a GPU settles at while it does nothing but other compute"),
     "clock_max_MHz": ("positive", "the most that its clock rises to"),
+    "power_TFLOPS": ("positive", "TFLOP/s that its power allows at clock_max_MHz"),
     "region_ns": ("non-negative", "the host's own work before each region, autograd's included"),
     "step_ns": ("non-negative", "what a step takes before the first and after the last of its work: data, and the host's wait for the loss"),
 }

@@ -37,6 +37,11 @@ class Work:
     link_bytes: int = 0
     """Bytes over PCIe (copies) or sent over the GPU interconnect by one rank (all-to-alls)."""
 
+    @property
+    def flops(self) -> int:
+        """Of products and attention."""
+        return self.gemm_flops + self.attn_flops
+
 
 @dataclass(frozen=True)
 class Operands:

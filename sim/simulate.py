@@ -19,7 +19,7 @@ from simpy.events import Timeout
 
 from sim import clock, memory
 from sim.contention import Pool
-from sim.cost import issue_ns, needed, op_ns, unfitted
+from sim.cost import issue_ns, needed, op_ns, unfitted, works
 from sim.errors import UserError
 from sim.externals import NAMES, Externals, externals
 from sim.machine import NEVER, NUMBERS, Machine
@@ -35,11 +35,12 @@ EXTERNAL = ROWS.index("external")
 
 def simulate(schedule: Schedule, strategy: Strategy, machine: Machine, unroll: bool = False) -> Timeline:
     """The predicted timeline of one step. `unroll` simulates every layer; the result is the same. Raises UserError on a deadlock."""
-    ns = op_ns(machine, schedule)
-    known = clock.known(machine)
-    rate = clock.rate(machine, clock.planned(schedule, ns)) if known else 1.0
+    each = works(schedule)
+    ns = op_ns(machine, schedule, each)
+    plan = clock.planned(schedule, each, ns) if clock.known(machine) else None
+    rate = clock.rate(machine, plan) if plan else 1.0
     timeline, notes = _simulated(schedule, strategy, machine, unroll, ns, rate)
-    if known and clock.differs(settled := clock.rate(machine, clock.done(timeline, rate)), rate):
+    if plan and clock.differs(settled := clock.rate(machine, clock.done(plan, timeline, rate)), rate):
         del timeline
         timeline, notes = _simulated(schedule, strategy, machine, unroll, ns, rate := settled)
     if rate != 1:

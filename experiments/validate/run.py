@@ -39,8 +39,10 @@ RANKS = (1, 2, 4, 8)
 MOST_RANKS = 2
 """P is drawn up to it, if nothing is said."""
 TRACE_EVERY = 3
-ROUNDS, LONG_S = {"cuda": 8, "cpu": 2}, (0.25, 2.0, 8.0)
+ROUNDS, LONG_S = {"cuda": 8, "cpu": 2}, (0.1, 0.5, 2.0)
 """Rounds of two untraced steps and a traced one; half as many, and half again, where a step is longer than these."""
+FOOTPRINT = 1
+"""Steps that take stock of memory."""
 SETUP_S, HOST_GBps = {"cuda": 2.0, "cpu": 1.0}, 1.5
 """What it takes to start a job on ranks that are there, and to take, touch and pin host memory."""
 IN_A_ROW = 3
@@ -178,7 +180,7 @@ def cost(found: dict[tuple[str, int], Profile], device: str) -> grid.Cost:
         if not predict.fits(timeline):
             return None
         step_s = times(timeline)["step_s"]
-        return steps(step_s, device) * step_s + LOAD_S[device] + SETUP_S[device] + case.P * peak_bytes(timeline, "host") / HOST_GBps / 1e9
+        return (steps(step_s, device) + FOOTPRINT) * step_s + max(LOAD_S[device], step_s * (LOAD_S[device] > 0)) + SETUP_S[device] + case.P * peak_bytes(timeline, "host") / HOST_GBps / 1e9
 
     return seconds
 
@@ -218,7 +220,7 @@ def _measure(cases: list[Case], done: list[Row], found: dict[tuple[str, int], Pr
 def measured(row: Row, case: Case, schedule: Schedule, machine: Machine, do: Callable[[list[Job]], list[Run]]) -> Timeline:
     """Runs a configuration, and adds what was measured to its row; gives its median traced step."""
     run, = do([Job(
-        text.show(schedule), steps=steps(row.predicted_s, case.device), trace_every=TRACE_EVERY, zero=case.strategy.zero, device=case.device,
+        text.show(schedule), steps=steps(row.predicted_s, case.device), lr=0.0, trace_every=TRACE_EVERY, zero=case.strategy.zero, device=case.device,
         load_s=LOAD_S[case.device], footprint=True)])
     bare = [ns / 1e9 for step, ns in enumerate(run.step_ns) if step > 0 and step not in run.traces]
     timeline = measure.timeline(schedule, case.strategy, machine, run)

@@ -4,66 +4,52 @@ from __future__ import annotations
 import pytest
 
 from engine import calibrate
-from engine.clocks import CAPPED, reference_MHz, settled_MHz, shares
+from engine.clocks import CAPPED, computed_TFLOPS, power_TFLOPS, reference_MHz
 from engine.worker import Run
-from sim.clock import CLOCKS, Load, rate
+from sim.clock import Load, rate
 from tests.sim.tiny import tiny_machine, tiny_schedule
 
+MADE = tiny_schedule({"fwd": "compute qkv[0]\ncompute ffn[0]"}, 2)
+FLOPS = 2 * 2 * 4 * 8 * (8 + 2 * 8 + 3 * 16)
 
-def run(attention: int, other: int, idle: int, MHz: float | None) -> Run:
-    """Of one step."""
-    spans = [("fwd.attn[0,0]", 0, "compute", idle, idle + attention), ("fwd.ffn[0]", 0, "compute", idle + attention, idle + attention + other)]
-    return Run(step_ns=[0, attention + other + idle], traces={1: spans}, sensed={"clock_MHz": MHz})
+
+def run(ns: int, MHz: float | None) -> Run:
+    """Of three steps, the first of which also compiles."""
+    return Run(step_ns=[10 * ns, ns, ns + 2], traces={1: [("fwd.qkv[0]", 0, "compute", 0, ns - 90), ("fwd.ffn[0]", 0, "compute", ns - 90, ns)]}, sensed={"clock_MHz": MHz})
 
 
 def test_the_clock_is_taken_out_of_what_ops_took():
-    """At twice the clock an op took half as long: at the clock between, both took as long."""
-    made = tiny_schedule({"fwd": "compute qkv[0]\ncompute ffn[0]"})
-    slow, fast = run(0, 90, 0, 1000), run(0, 45, 315, 2000)
-    assert shares(slow) == Load(0, 1, 0) and shares(fast) == Load(0, 0.125, 0.875)
+    """What took as long at half the clock took twice as long as it does there: at the clock between, its median is what either says."""
+    slow, fast = run(100, 1000), run(100, 2000)
     assert reference_MHz([slow, fast]) == 1500
     assert reference_MHz([slow, Run(sensed={"clock_MHz": None})]) is None and reference_MHz([]) is None
-    assert [ns for *_, ns in calibrate.pooled([made] * 2, [slow, fast])["ffn"]] == [60, 60]
+    assert [ns for *_, ns in calibrate.pooled([MADE] * 2, [slow, fast])["ffn"]] == [60, 120]
 
 
-STEPS = tuple(Load(*load) for load in ((20_000, 80_000, 0), (55_000, 45_000, 0), (63_000, 34_000, 20_000)))
+def settled(idle_ns: float, most: float = 3000, power: float = 0.002) -> Run:
+    """A run of MADE on a card that power allows so much, busy for 1000 ns at 1000 MHz."""
+    faster = rate(tiny_machine(clock_MHz=1000, clock_max_MHz=most, power_TFLOPS=power), Load(FLOPS, 1000, idle_ns))
+    return Run(step_ns=[0, round(1000 / faster + idle_ns)], sensed={"clock_MHz": 1000 * faster})
 
 
-def settled(load: Load, most: float = 3000, clocks: tuple[float, float] = (1680, 1800)) -> Run:
-    """A run on a card that settles at these clocks under attention and under all else."""
-    faster = rate(tiny_machine(clock_MHz=1000, clock_max_MHz=most, **dict(zip(CLOCKS, clocks))), load)
-    return run(round(load.attention / faster), round(load.other / faster), load.idle, 1000 * faster)
+def test_what_a_run_computes_a_second():
+    """FLOPs a ns are GFLOP/s; the first step does not count."""
+    assert computed_TFLOPS(MADE, run(1000, 1000)) == FLOPS / 1001 / 1e3
 
 
-def test_the_clock_of_each_kind_of_work_is_found():
-    assert settled_MHz([settled(load) for load in STEPS], 3000) == pytest.approx((1680, 1800), rel=1e-4)
+@pytest.mark.parametrize("idles", ((0,), (0, 500, 2000), (500, 0)))
+def test_what_power_allows_is_found_however_much_a_run_idles(idles):
+    runs = [settled(idle) for idle in idles]
+    assert all(r.sensed["clock_MHz"] < CAPPED * 3000 for r in runs)
+    assert power_TFLOPS([MADE] * len(runs), runs, 3000) == pytest.approx(0.002, rel=2e-3)
 
 
-def test_a_run_at_the_highest_clock_only_says_that_it_draws_no_more():
-    """Three fit, and the fourth, which idles half its time, could run faster than it may."""
-    idles = settled(Load(20_000, 20_000, 80_000), 1950)
-    assert idles.sensed["clock_MHz"] == pytest.approx(1950) and settled(STEPS[2], 1950).sensed["clock_MHz"] < CAPPED * 1950
-    assert settled_MHz([*(settled(load, 1950) for load in STEPS), idles], 1950) == pytest.approx((1680, 1800), rel=1e-4)
-
-
-def test_a_run_at_the_highest_clock_still_tells_what_it_cannot_draw():
-    """Attention alone was slow; that all else is not slower than the highest clock is known from the second alone."""
-    assert settled_MHz([run(90_000, 10_000, 0, 1500), run(50_000, 50_000, 0, 1600), run(0, 100_000, 0, 1700)], 1700)[1] >= 1699
-
-
-def test_a_card_that_is_always_at_its_highest_clock_is_predicted_there():
-    runs = [settled(load, 1600, (1680, 1800)) for load in STEPS]
-    assert settled_MHz(runs, 1600) == (1600, 1600) and reference_MHz(runs) == pytest.approx(1600)
-
-
-def test_runs_that_are_alike_tell_one_clock():
-    runs = [settled(Load(50_000, 50_000, 0)), settled(Load(60_000, 40_000, 50_000))]
-    attention, other = settled_MHz(runs, 3000)
-    assert attention == other and 1700 < other < 1750
-
-
-def test_no_work_draws_nothing():
-    assert settled_MHz([run(0, 100_000, 0, 1500), run(50_000, 50_000, 0, 2500)], 3000) [0] == pytest.approx(2 * 3000)
+def test_a_run_at_the_highest_clock_says_nothing_of_power():
+    """One that idles could run faster than it may; where all do, power limits nothing."""
+    free, limited = settled(20_000, 1200, 0.01), settled(0, 1200, 0.01)
+    assert free.sensed["clock_MHz"] == pytest.approx(1200) and limited.sensed["clock_MHz"] < CAPPED * 1200
+    assert power_TFLOPS([MADE] * 2, [free, limited], 1200) == pytest.approx(0.01, rel=2e-3)
+    assert power_TFLOPS([MADE], [free], 1200) is None
 
 
 def test_loads_are_one_mostly_of_products_and_one_mostly_of_attention_without_copies():

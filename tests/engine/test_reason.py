@@ -44,13 +44,14 @@ def torchrun(code: int, name: str = "") -> str:
 
 
 SLOW = "[1]:\n  time      : 2025-11-29_23:10:41\n  host      : there\n  rank      : 0 (local_rank: 0)\n  exitcode  : -9 (pid: 76)\n  error_file: <N/A>\n  traceback : Signal 9 (SIGKILL) received by PID 76"
-"""The report of a rank that torchrun killed, as it had not ended in time."""
+"""The report of a rank that torchrun killed, as it had not ended 30 s after the first."""
 
 
 @pytest.mark.parametrize("code, errors, line", (
     (1, TOLD + torchrun(-9, "SIGKILL"), "rank 1 was killed by SIGKILL"),
     (1, NCCL + TOLD + torchrun(-6, "SIGABRT"), "rank 1 was killed by SIGABRT"),
     (1, torchrun(-9, "SIGKILL").replace("  <NO_OTHER_FAILURES>", SLOW), "rank 1 was killed by SIGKILL"),
+    (1, TOLD + torchrun(1).replace("  <NO_OTHER_FAILURES>", SLOW.replace("10:41", "10:11")), "rank 0 was killed by SIGKILL"),
     (1, "lost: rank 1 lost the store\n" + torchrun(1).replace("  <NO_OTHER_FAILURES>", SLOW), "rank 1 lost the store"),
     (1, torchrun(-11, "SIGSEGV"), "rank 1 was killed by SIGSEGV"),
     (1, torchrun(-35), "rank 1 was killed by signal 35"),

@@ -123,8 +123,8 @@ def test_a_grid_for_an_h200_takes_its_budget_and_its_memory(capsys):
 
 
 def test_long_steps_are_repeated_less():
-    assert [steps(s, "cuda") for s in (0.01, 1.6, 5.0, 9.0)] == [25, 13, 7, 4]
-    assert [steps(s, "cpu") for s in (0.01, 5.0, 9.0)] == [7, 4, 4]
+    assert [steps(s, "cuda") for s in (0.01, 0.4, 1.6, 5.0)] == [25, 13, 7, 4]
+    assert [steps(s, "cpu") for s in (0.01, 0.4, 9.0)] == [7, 4, 4]
 
 
 def test_a_deck_deals_all_before_any_comes_again():

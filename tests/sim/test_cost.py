@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from sim.build.step import build
-from sim.cost import features, op_ns, price, unfitted
+from sim.cost import features, op_ns, price, unfitted, works
 from sim.externals import externals, moved_bytes
 from sim.machine import NUMBERS, Machine, machine
 from sim.model import model
@@ -67,7 +67,7 @@ def test_features_are_gflops_and_megabytes():
 def test_caching_changes_no_price(seq, P):
     schedule = build(model("demo"), Strategy(sp=P, chunk=2048), seq)
     m = machine("a100-80g-sxm")
-    ns = op_ns(m, schedule)
+    ns = op_ns(m, schedule, works(schedule))
     for region in schedule.regions.values():
         for op in region.ops:
             assert ns[op.id] == price(m, key(op), KINDS[op.kind].work(op, schedule), P)
@@ -75,7 +75,7 @@ def test_caching_changes_no_price(seq, P):
 
 def test_short_chunks_and_masks_cost_their_share():
     schedule = build(model("llama3-8b"), Strategy(sp=4, chunk=65536), 2 * 65536 + 16384)
-    ns = op_ns(machine("a100-80g-sxm"), schedule)
+    ns = op_ns(machine("a100-80g-sxm"), schedule, works(schedule))
     assert ns["fwd.attn[1,1]"] == pytest.approx(ns["fwd.attn[1,0]"] / 2, rel=1e-6)
     assert ns["fwd.attn[2,0]"] == pytest.approx(ns["fwd.attn[1,0]"] / 4, rel=1e-6)
     assert ns["fwd.reload.kv[1,0]"] == round(65536 * 2 * 2 * 128 * 2 / 12.48)

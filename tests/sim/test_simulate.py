@@ -287,14 +287,14 @@ def random_regions(r: random.Random) -> dict[str, str]:
 
 def test_most_layers_are_not_simulated():
     """Without this, equality above would say nothing."""
-    from sim.cost import op_ns
+    from sim.cost import op_ns, works
     from sim.externals import externals
     from sim.simulate import _World
 
     strategy = Strategy(sp=4, chunk=4096)
     schedule = build(model("llama3-8b"), strategy, 1 << 16)
     m = machine("a100-80g-sxm")
-    simulated = _World(schedule, m, externals(m, schedule, 3), False, op_ns(m, schedule))
+    simulated = _World(schedule, m, externals(m, schedule, 3), False, op_ns(m, schedule, works(schedule)))
     simulated.run()
     assert [n for _, _, n, _, _ in simulated.jumps] and sum(n for _, _, n, _, _ in simulated.jumps) >= 64 - 12
 

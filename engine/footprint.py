@@ -5,7 +5,7 @@ and on a GPU, of what torch's allocator was asked for, the arenas' guards left o
     peak        the most at one time, arenas included
     workspace   the most that one op took beside its operands, while it was launched
     blas        what cuBLAS keeps for itself all the while, a piece a stream
-    reserved    the most that the allocator held of the device, for this and to reuse
+    reserved    the most that the allocator held of the device, for this and to reuse; what earlier steps and the set-up left with it is given back first
 """
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class _Allocator:
 
     def __init__(self) -> None:
         self.peak = self.reserved = self.workspace = 0
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
     def around(self, op: Op, work: Callable[[], None]) -> Callable[[], None]:

@@ -129,6 +129,7 @@ class Session:
         run.step_ns.append(time.perf_counter_ns() - start)
         run.losses.append(found.loss)
         run.grad_norms.append(found.grad_norm)
+        self._backend.settle()
         if traced:
             run.traces[step] = [(i, layer, stream, s - begin[0], e - begin[0]) for i, layer, stream, (s, e) in program.spans]
 
@@ -152,7 +153,7 @@ class Session:
         self.program.copied_bytes = dict.fromkeys(self.program.copied_bytes, 0)
         at = step % self.job.steps * self.seq
         found = self.trainer.step(self._data[at:at + self.seq], self.job.last_update or step < self.job.steps - 1)
-        self._backend.settle()
+        self._backend.synchronize()
         return found
 
     def close(self) -> Run:

@@ -57,8 +57,11 @@ class Backend(Protocol):
     def join(self, streams: Iterable[str]) -> None:
         """Whatever the caller does next comes after all that was issued to these streams. Raises what a stream raised."""
 
+    def synchronize(self) -> None:
+        """Blocks the host until all that was issued has run. Raises what a stream raised."""
+
     def settle(self) -> None:
-        """Blocks the host until all that was issued has run and every span is filled in."""
+        """Synchronizes, and fills every span in, which takes a while for each."""
 
     def close(self) -> None:
         """Gives streams and memory back."""

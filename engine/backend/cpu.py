@@ -112,8 +112,10 @@ class CpuBackend:
     def enter(self, streams: Iterable[str]) -> None:
         pass  # the caller's own work is done when its call returns
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         self.join(self.streams)
+
+    settle = synchronize
 
     def join(self, streams: Iterable[str]) -> None:
         self.meet([self.streams[s].record() for s in streams])

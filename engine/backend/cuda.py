@@ -104,8 +104,11 @@ class CudaBackend:
         for stream in streams:
             current.wait_stream(self.streams[stream]._stream)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         torch.cuda.synchronize()
+
+    def settle(self) -> None:
+        self.synchronize()
         for span, start, end in self._timed:
             span[:] = (round(self._base.elapsed_time(t) * 1e6) for t in (start, end))
         self._timed.clear()

@@ -161,7 +161,7 @@ def profile(
         if most := probe.clock_max_MHz():
             numbers["clock_max_MHz"] = {"value": most, "source": f"measured: {probe.provenance()}, as its driver says"}
             if allowed := power_TFLOPS(made, runs, most):
-                numbers["power_TFLOPS"] = {"value": round(allowed, 1), "source": source}
+                numbers["power_TFLOPS"] = {"value": float(f"{allowed:.4g}"), "source": source}
     if blas := [run.memory_bytes["blas"] for run in runs if run.memory_bytes.get("blas")]:
         numbers["blas_bytes"] = {"value": int(np.median(blas)), "source": source}
     if kernel := next((run.kernel for run in runs if run.kernel), ""):

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from datetime import datetime, timedelta
 from pathlib import Path
 
+from engine.reason import reason
 from engine.training import Training
-from engine.worker import LOST, MISTAKE, PIN, Job, Run
+from engine.worker import PIN, Job, Run
 from engine.world import NAMES
-from sim.errors import RankLost, UserError
+from sim.errors import UserError
 
 KEEP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_TOP_PAD_": str(1 << 26)}
 """glibc keeps freed memory instead of giving it back and faulting it in again for every kernel's result."""
@@ -120,41 +118,6 @@ class _Workers:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-ENDED = re.compile(r"^ *time *: (\S+)\n.*\n *rank *: (\d+) .*\n *exitcode *: (-?\d+) ", re.MULTILINE)
-"""How torchrun reports a rank that ended badly: when, which, and how."""
-LATE = timedelta(seconds=20)
-"""One that was killed so long after the first had ended was killed by torchrun, which waits 30 s for it to end."""
-
-
-def reason(code: int, errors: str) -> Exception:
-    """What the ranks' exit code and stderr come to, in one line: a user's mistake, a lost rank, or a mistake of ours with its traceback in a file."""
-    mistakes, losses = ([line.removeprefix(kind) for line in errors.splitlines() if line.startswith(kind)] for kind in (MISTAKE, LOST))
-    if mistakes:
-        return UserError(mistakes[0])
-    if killed := _killed(errors):
-        return RankLost("rank {} was killed by {}".format(*killed))
-    if losses or code < 0:
-        return RankLost(losses[0] if losses else f"the rank was killed by {signal_name(-code)}")
-    with tempfile.NamedTemporaryFile("w", prefix="fpdt-ranks-", suffix=".txt", delete=False) as kept:
-        kept.write(errors)
-    raised = [line for line in errors.splitlines() if re.match(r"(\[rank\d+\]: )?[A-Za-z_.]*(Error|Exception|Interrupt)\b", line)]
-    return RuntimeError(f"the ranks ended with {code}: {raised[0] if raised else 'they said nothing'} (all that they said: {kept.name})")
-
-
-def _killed(errors: str) -> tuple[str, str] | None:
-    """(rank, signal) of the one that was killed first, by torchrun's report; None where none was but by torchrun."""
-    ended = sorted((datetime.strptime(time, "%Y-%m-%d_%H:%M:%S"), rank, int(code)) for time, rank, code in ENDED.findall(errors))
-    return next(((rank, signal_name(-code)) for time, rank, code in ended if code < 0 and code != -signal.SIGTERM and time - ended[0][0] < LATE), None)
-
-
-def signal_name(number: int) -> str:
-    """9 -> SIGKILL; a real-time signal has its number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _run(data: dict) -> Run:

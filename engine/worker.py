@@ -23,6 +23,8 @@ from sim.schedule import Schedule
 
 MISTAKE, LOST = "error: ", "lost: "
 """How a rank's one line on stderr begins: a user's mistake, another rank that is gone."""
+TOLD = "was told to stop, as another rank had ended"
+"""Last words that are never the reason."""
 PIN = "pin "
 """How a line of rank 0 on stdout begins that says how many bytes of how many are pinned."""
 CORES = sorted(os.sched_getaffinity(0))
@@ -41,7 +43,7 @@ class Job:
     """Pace of host copies on CPU, each direction."""
     seed: int = 0
     lr: float = 3e-3
-    """0: every step does the same to the same numbers. What a GPU draws, and with it its clock, depends on them: on H200s three steps at 3e-3 became 4% faster."""
+    """0: the weights stay. What a GPU draws, and with it its clock, depends on them: on H200s three steps at 3e-3 became 4% faster."""
     last_update: bool = True
     """Whether the last step ends in an update; without, its loss is all that it gives."""
     zero: int = 0
@@ -273,7 +275,7 @@ def joined(device: str = "cpu", prefix: str = LOST):
     rank, size, _, _ = world()
     if device == "cpu":
         os.sched_setaffinity(0, placement(rank, size)["host"])
-    with stops(f"{prefix}rank {rank} was told to stop, as another rank had ended"):
+    with stops(f"{prefix}rank {rank} {TOLD}"):
         if size == 1:
             with _memory_lasts(rank):
                 yield rank, None

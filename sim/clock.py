@@ -55,7 +55,7 @@ def rate(machine: Machine, load: Load) -> float:
     """How many times as fast as at `clock_MHz` compute runs, on a machine whose clocks are known."""
     base, most, power = (machine[number] for number in NUMBERS)
     most /= base
-    if not load.flops:
+    if not load.flops or not load.busy_ns:
         return most
     allowed_ns = load.flops / (power * 1e3 * most ** 2)
     found = 1.0

@@ -1,8 +1,8 @@
 """The interface a backend fills: what CUDA streams and events do, and no more.
 
 A stream runs what it is given in order. An event is recorded on one stream and waited for on another, or by the host. A wait
-on an event is issued after its record was (the lint guarantees it). Nothing blocks the host but `Event.block`, `settle` and, where the caller's own
-work runs on the host, `join`.
+on an event is issued after its record was (the lint guarantees it). Nothing blocks the host but `Event.block`, `synchronize`,
+`settle` and, where the caller's own work runs on the host, `join`.
 """
 from __future__ import annotations
 

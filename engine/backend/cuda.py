@@ -1,6 +1,6 @@
 """CUDA backend: streams and events as they are, one HBM arena, one host arena pinned to the byte.
 
-Nothing blocks the host but `Event.block` and `settle`.
+Nothing blocks the host but `Event.block`, `synchronize` and `settle`.
 """
 from __future__ import annotations
 

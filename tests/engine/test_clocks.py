@@ -52,6 +52,14 @@ def test_a_run_at_the_highest_clock_says_nothing_of_power():
     assert power_TFLOPS([MADE], [free], 1200) is None
 
 
+def test_clocks_that_somebody_set_are_not_limited_by_power():
+    """Nothing but the clock's setting explains that they are one, whatever is computed."""
+    runs = [run(1000, 1410), run(1300, 1412), run(2000, 1408)]
+    assert power_TFLOPS([MADE] * 3, runs, 1980) is None
+    assert power_TFLOPS([MADE] * 3, [run(1000, 1410), run(1300, 1470), run(2000, 1408)], 1980) is not None
+    assert power_TFLOPS([MADE] * 2, [run(1000, 1410), run(1050, 1410)], 1980) is not None
+
+
 def test_loads_are_one_mostly_of_products_and_one_mostly_of_attention_without_copies():
     from sim.model import model
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.ranks import reason
+from engine.reason import reason
 from sim.errors import RankLost, UserError
 
 TORCHRUN = """\
@@ -36,6 +36,7 @@ terminate called after throwing an instance of 'c10::DistBackendError'
   what():  [PG ID 0 PG GUID 0 Rank 1] Process group watchdog thread terminated with exception
 frame #0: c10::Error::Error
 """
+BUG = "Traceback (most recent call last):\n  File x\n[rank1]: ZeroDivisionError: division by zero\n"
 TOLD = "lost: rank 0 was told to stop, as another rank had ended\n"
 
 
@@ -57,6 +58,8 @@ SLOW = "[1]:\n  time      : 2025-11-29_23:10:41\n  host      : there\n  rank    
     (1, torchrun(-35), "rank 1 was killed by signal 35"),
     (1, "lost: rank 1 lost rank 0, which gave no sign of life for 20 s\n" + torchrun(1), "rank 1 lost rank 0, which gave no sign of life for 20 s"),
     (1, TOLD + torchrun(-15, "SIGTERM"), "rank 0 was told to stop, as another rank had ended"),
+    (1, torchrun(-9, "SIGKILL").replace("  <NO_OTHER_FAILURES>", SLOW.replace("10:41", "10:11")), "rank 1 was killed by SIGKILL"),
+    (1, TOLD + torchrun(-9, "SIGKILL").replace("23:10:11", "23:10:11.5+00:00"), "rank 1 was killed by SIGKILL"),
     (-9, "", "the rank was killed by SIGKILL"),
     (-6, NCCL, "the rank was killed by SIGABRT"),
 ))
@@ -71,7 +74,9 @@ def test_a_mistake_of_the_users_goes_before_the_deaths_that_it_brings():
 
 
 @pytest.mark.parametrize("errors, said", (
-    ("Traceback (most recent call last):\n  File x\n[rank1]: ZeroDivisionError: division by zero\n" + torchrun(1), "[rank1]: ZeroDivisionError: division by zero"),
+    (BUG + torchrun(1), "[rank1]: ZeroDivisionError: division by zero"),
+    (BUG + TOLD + torchrun(1), "[rank1]: ZeroDivisionError: division by zero"),
+    (BUG + torchrun(1).replace("  <NO_OTHER_FAILURES>", SLOW.replace("10:41", "10:12")), "[rank1]: ZeroDivisionError: division by zero"),
     ("nothing that is known\n", "they said nothing"),
 ))
 def test_a_mistake_of_ours_is_one_line_and_keeps_its_traceback_in_a_file(errors, said):

@@ -37,7 +37,8 @@ def test_what_computes_more_is_slower_and_what_computes_nothing_is_not():
     """A FLOP's energy grows as the clock's square and the FLOPs a second as the clock: 8 times too many are done at half of it."""
     assert rate(card(100), Load(8000, 10, 0)) == pytest.approx(0.5)
     assert events(BUSY, card((QKV + FFN) / 110 / 8)) == [("fwd.qkv[0]", 0, 20), ("fwd.ffn[0]", 20, 220)]
-    assert rate(card(100, 1500), Load(0, 10, 40)) == 1.5
+    assert rate(card(100, 1500), Load(0, 10, 40)) == rate(card(100, 1500), Load(1000, 0, 0)) == 1.5
+    assert events({"fwd": "compute qkv[0]"}, tiny_machine(clock_MHz=1000, clock_max_MHz=3000, power_TFLOPS=1, ns={"qkv": 0})) == [("fwd.qkv[0]", 0, 0)]
 
 
 def test_what_is_planned_is_what_is_done():

@@ -180,7 +180,8 @@ def cost(found: dict[tuple[str, int], Profile], device: str) -> grid.Cost:
         if not predict.fits(timeline):
             return None
         step_s = times(timeline)["step_s"]
-        return (steps(step_s, device) + FOOTPRINT) * step_s + max(LOAD_S[device], step_s * (LOAD_S[device] > 0)) + SETUP_S[device] + case.P * peak_bytes(timeline, "host") / HOST_GBps / 1e9
+        load_s = LOAD_S[device] and max(LOAD_S[device], step_s)  # whole steps
+        return (steps(step_s, device) + FOOTPRINT) * step_s + load_s + SETUP_S[device] + case.P * peak_bytes(timeline, "host") / HOST_GBps / 1e9
 
     return seconds
 

@@ -12,6 +12,8 @@ from experiments.validate.calibration import Profile
 from engine.calibrate import CHUNKS
 from sim.errors import UserError
 from sim.machine import machine
+from sim.metrics import peak_bytes, times
+from sim.simulate import simulate
 
 GPU = SPACES["cuda"]
 H200 = machine("h200-141g-sxm").override(host_bytes=240 << 30)
@@ -120,6 +122,17 @@ def test_a_grid_for_an_h200_takes_its_budget_and_its_memory(capsys):
     assert "12 configurations in 3 groups" in capsys.readouterr().out
     tight = cost({key: Profile(H200.override(hbm_bytes=8 << 30), [1.0], [1.0]) for key in profiles}, "cuda")
     assert {tight(case) is None for case in cases} == {True, False}
+
+
+def test_a_configuration_costs_its_steps_loading_the_footprint_and_the_set_up():
+    """Loading is for 2 s, or one step where that is longer; memory is pinned at 1.5 GB/s."""
+    price = cost({("llama3-8b", 1): Profile(H200, [1.0], [1.0])}, "cuda")
+    for seq, offload in ((16384, False), (262144, True)):
+        case = Case(0, 0, "llama3-8b", 1, 8192, "bf16", 1, seq, 8192, offload, 2, "query-up", "qkvo")
+        timeline = simulate(case.schedule(), case.strategy, H200)
+        step_s, host = times(timeline)["step_s"], peak_bytes(timeline, "host")
+        assert (step_s > 2) is (host > 1e9) is offload
+        assert price(case) == pytest.approx((steps(step_s, "cuda") + 1) * step_s + max(2.0, step_s) + 2.0 + host / 1.5e9)
 
 
 def test_long_steps_are_repeated_less():

@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.worker import Run
-from sim.clock import planned
+from sim.clock import computes, flops
 from sim.cost import works
 from sim.schedule import Schedule
 
@@ -33,6 +33,5 @@ def power_TFLOPS(made: list[Schedule], runs: list[Run], most_MHz: float) -> floa
 
 
 def computed_TFLOPS(schedule: Schedule, run: Run) -> float:
-    """TFLOP/s of a rank over its steps, the first apart."""
-    each = works(schedule)
-    return planned(schedule, each, dict.fromkeys(each, 0)).flops / float(np.median(run.step_ns[1:])) / 1e3
+    """TFLOP/s of a rank over its steps, the first apart: those that its clock was sensed in, traced or not."""
+    return flops(computes(schedule), works(schedule)) / float(np.median(run.step_ns[1:])) / 1e3

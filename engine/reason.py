@@ -22,15 +22,12 @@ def reason(code: int, errors: str) -> Exception:
     mistakes, losses = ([line.removeprefix(kind) for line in errors.splitlines() if line.startswith(kind)] for kind in (MISTAKE, LOST))
     if mistakes:
         return UserError(mistakes[0])
-    losses.sort(key=lambda line: TOLD in line)
-    known = bool(losses) and TOLD not in losses[0]
     raised, ended = [line for line in errors.splitlines() if RAISED.match(line)], _ended(errors)
-    ours = raised and not known and not (ended and ended[0][2] < 0)
-    if not ours:
-        if killed := next((f"rank {rank} was killed by {signal_name(-n)}" for time, rank, n in ended if n < 0 and n != -signal.SIGTERM and time - ended[0][0] < LATE), None):
-            return RankLost(killed)
-        if losses or code < 0:
-            return RankLost(losses[0] if losses else f"the rank was killed by {signal_name(-code)}")
+    known = any(TOLD not in line for line in losses) or ended and ended[0][2] < 0
+    if not raised or known:
+        said = [*_killed(ended), *sorted(losses, key=lambda line: TOLD in line), *([f"the rank was killed by {signal_name(-code)}"] if code < 0 else [])]
+        if said:
+            return RankLost(said[0])
     with tempfile.NamedTemporaryFile("w", prefix="fpdt-ranks-", suffix=".txt", delete=False) as kept:
         kept.write(errors)
     return RuntimeError(f"the ranks ended with {code}: {raised[0] if raised else 'they said nothing'} (all that they said: {kept.name})")
@@ -40,6 +37,11 @@ def _ended(errors: str) -> list[tuple[datetime, int, int]]:
     """(time, rank, exit code) of those that torchrun reports, the first first; its times are whole seconds."""
     found = sorted((datetime.fromisoformat(f"{day} {time}"), int(n), int(rank), int(code)) for n, day, time, rank, code in ENDED.findall(errors))
     return [(time, rank, code) for time, _, rank, code in found]
+
+
+def _killed(ended: list[tuple[datetime, int, int]]) -> list[str]:
+    """A line for each that a signal ended, but for torchrun's own."""
+    return [f"rank {rank} was killed by {signal_name(-code)}" for time, rank, code in ended if code < 0 and code != -signal.SIGTERM and time - ended[0][0] < LATE]
 
 
 def signal_name(number: int) -> str:

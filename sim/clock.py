@@ -32,18 +32,28 @@ class Load(NamedTuple):
     idle_ns: float
 
 
-def planned(schedule: Schedule, works: dict[str, Work], ns: dict[str, int]) -> Load:
-    """That of a step that never idles; works, ns: each op's."""
+def computes(schedule: Schedule) -> list[tuple[str, int]]:
+    """(op id, how often a step runs it) of what compute does."""
     many = Counter(region for region, _ in schedule.order())
-    ops = [(op.id, many[name]) for name, region in schedule.regions.items() for op in region.ops if op.stream == "compute"]
-    return Load(sum(times * works[id].flops for id, times in ops), sum(times * ns[id] for id, times in ops), 0)
+    return [(op.id, many[name]) for name, region in schedule.regions.items() for op in region.ops if op.stream == "compute"]
+
+
+def flops(ops: list[tuple[str, int]], works: dict[str, Work]) -> int:
+    """Of all these products and attention; works: each op's."""
+    return sum(times * works[id].flops for id, times in ops)
+
+
+def planned(schedule: Schedule, works: dict[str, Work], ns: dict[str, int]) -> Load:
+    """That of a step that never idles; ns: each op's."""
+    ops = computes(schedule)
+    return Load(flops(ops, works), sum(times * ns[id] for id, times in ops), 0)
 
 
 def done(plan: Load, timeline: Timeline, rate: float = 1.0) -> Load:
     """That of a step so planned, which ran so many times as fast."""
     compute = timeline.on("compute")
     ns = float((timeline.end_ns[compute] - timeline.start_ns[compute]).sum())
-    return Load(plan.flops, rate * ns, float(timeline.end_ns.max(initial=0)) - ns)
+    return plan._replace(busy_ns=rate * ns, idle_ns=float(timeline.end_ns.max(initial=0)) - ns)
 
 
 def known(machine: Machine) -> bool:

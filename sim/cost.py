@@ -32,13 +32,13 @@ def works(schedule: Schedule) -> dict[str, Work]:
     return result
 
 
-def op_ns(machine: Machine, schedule: Schedule, works: dict[str, Work]) -> dict[str, int]:
-    """Op id -> duration in ns, each work priced once."""
+def op_ns(machine: Machine, schedule: Schedule, each: dict[str, Work]) -> dict[str, int]:
+    """Op id -> duration in ns; each: what `works` says, whose objects are priced once."""
     cache: dict[int, int] = {}
     result = {}
     for region in schedule.regions.values():
         for op in region.ops:
-            same = id(work := works[op.id])
+            same = id(work := each[op.id])
             if same not in cache:
                 cache[same] = price(machine, key(op), work, schedule.P, op.args.get(PARTS, 1))
             result[op.id] = cache[same]

@@ -59,6 +59,7 @@ SLOW = "[1]:\n  time      : 2025-11-29_23:10:41\n  host      : there\n  rank    
     (1, "lost: rank 1 lost rank 0, which gave no sign of life for 20 s\n" + torchrun(1), "rank 1 lost rank 0, which gave no sign of life for 20 s"),
     (1, TOLD + torchrun(-15, "SIGTERM"), "rank 0 was told to stop, as another rank had ended"),
     (1, torchrun(-9, "SIGKILL").replace("  <NO_OTHER_FAILURES>", SLOW.replace("10:41", "10:11")), "rank 1 was killed by SIGKILL"),
+    (1, BUG.replace("rank1", "rank0") + TOLD + torchrun(-9, "SIGKILL"), "rank 1 was killed by SIGKILL"),
     (1, TOLD + torchrun(-9, "SIGKILL").replace("23:10:11", "23:10:11.5+00:00"), "rank 1 was killed by SIGKILL"),
     (-9, "", "the rank was killed by SIGKILL"),
     (-6, NCCL, "the rank was killed by SIGABRT"),

@@ -281,25 +281,26 @@ def validate(
     budget: Annotated[Optional[float], typer.Option(metavar="MINUTES", help="That the configurations may take, as predicted; 25 on GPUs, 3 on CPU if not given.")] = None,
     hbm: Annotated[Optional[str], typer.Option(help="Device memory of one GPU instead of what there is: 80GiB.")] = None,
     host: Annotated[Optional[str], typer.Option(help="Host memory of this node instead of what there is: 1TiB.")] = None,
-    plan: Annotated[Optional[str], typer.Option(metavar="MACHINE", help="Only lists the grid that this machine would get: a name that `fpdt machines` lists, or a file.")] = None,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where grid, rows and picture go; a run that was interrupted goes on there.")] = Path("results/validate"),
+    plan: Annotated[Optional[str], typer.Option(metavar="MACHINE", help="Only lists the grid that this machine would get: a name that `fpdt machines` lists, or a file. With --out it is written there, to go on with.")] = None,
+    out: Annotated[Optional[Path], typer.Option(metavar="FOLDER", help="Where grid, rows and picture go, results/validate if not given; a run that was interrupted goes on there.")] = None,
 ) -> None:
     """Predicts and measures a grid of held-out configurations on this machine, and holds the errors against bars: exits with 1 if one is missed."""
     positive("--budget", budget, 25)
     sizes = {name: None if size is None else parse_bytes(size) for name, size in (("hbm_bytes", hbm), ("host_bytes", host))}
+    asked = {"seed": seed, "count": count, "budget_min": budget, "gpus": gpus, **sizes, "command": shlex.join(["fpdt", *sys.argv[1:]])}
     from sim import machine as machines
 
     if plan is not None:
-        computer = machines.machine(plan).override(**sizes)
+        computer = machines.machine(plan)
         from experiments.validate.run import plan as listed
 
-        listed(computer, seed=seed, count=count, budget_min=budget, gpus=gpus)
+        listed(computer, **asked, out=out)
         return
     next(map(machines.load, machines.presets().values())).override(**sizes)  # a wrong size is said before anything starts
     from experiments.validate.run import validate
 
     stoppable()
-    if not validate(seed=seed, count=count, budget_min=budget, gpus=gpus, **sizes, out=out, command=shlex.join(["fpdt", *sys.argv[1:]])):
+    if not validate(**asked, out=out or Path("results/validate")):
         raise typer.Exit(1)
 
 

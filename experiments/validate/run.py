@@ -1,13 +1,14 @@
 """Run: calibrate, draw, predict, write both down, and only then measure, one row after the other.
 
 A run that was interrupted goes on with the configurations that are missing; on another day or machine it calibrates again first, and each
-row says which profile it was predicted with. In the folder: grid.csv, predicted.csv, rows.csv, validate.json, profiles/, scatter.png, and
+row says which profile it was predicted with. A machine with fewer GPUs than the grid asks for takes its share of a grid that was drawn
+before, by `plan` or on a larger one, and leaves the rest. In the folder: grid.csv, predicted.csv, rows.csv, validate.json, profiles/, scatter.png, and
 timelines/ of each row, predicted and measured, for `fpdt explain`.
 """
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from rich.progress import Progress
 
 from engine import measure, probe
 from engine.calibrate import LOAD_S, beside
-from engine.worker import Job, Run, check_gpus
+from engine.worker import Job, Run
 from experiments.bars import pinning, progress
 from experiments.calibrate import microbenchmarks
 from experiments.validate import bars, calibration, grid, predict, report, rows
@@ -53,53 +54,80 @@ def validate(
     *, seed: int = 0, count: int | None = None, budget_min: float | None = None, gpus: int | None = None, hbm_bytes: int | None = None, host_bytes: int | None = None,
     out: Path, command: str = "", console: Console | None = None,
 ) -> bool:
-    """Whether all bars hold. Raises UserError, RankLost where configurations fail one after the other."""
+    """Whether all has run and all bars hold. Raises UserError, RankLost where configurations fail one after the other."""
     console = console or Console()
     device = probe.device()
-    ranks, count, budget_min = chosen_ranks(device, gpus), count or COUNT[device], budget_min or BUDGET_MIN[device]
-    given = {"hbm_bytes": hbm_bytes, "host_bytes": host_bytes}
-    inputs = {"device": device, "seed": seed, "count": count, "budget_min": budget_min, "ranks": list(ranks), **given, "space": asdict(SPACES[device])}
+    places, most = _places(device)
+    asked = Asked(device, seed, count, budget_min, gpus or min(MOST_RANKS, places), {"hbm_bytes": hbm_bytes, "host_bytes": host_bytes})
+    if not (out / "grid.csv").exists() and asked.ranks[-1] > most:
+        raise UserError(f"{asked.ranks[-1]} ranks want a GPU each, this node has {places}; try --gpus {places}, or draw the grid first with --plan MACHINE --out {out}")
     with claimed(out):
-        record = Record(out, inputs, command)
+        record = Record(out, asked.inputs, command)
         cases, done = rows.load(out / "grid.csv", Case), rows.load(out / "rows.csv", Row)
         rows.check(out / "rows.csv", done, cases)
-        if not cases or len(done) < len(cases):
+        left = _left(cases, done)
+        mine = [case for case in left if case.P <= most]
+        if not cases or mine:
             with progress(console) as bar, Pool(device) as pool:
-                found = profiles(record, ranks, device, given, pool, bar)
+                found = profiles(record, sorted({case.P for case in mine}) or asked.ranks, device, asked.given, pool, bar)
                 if not cases:
-                    cases = grid.draw(SPACES[device], device, seed, count, ranks, cost(found, device), budget_min * 60)
+                    mine = cases = asked.draw(cost(found, device))
                     rows.save(out / "grid.csv", cases)
                 report.listing(cases, console)
-                _measure(cases, done, found, record, pool, bar, console)
-    verdict = bars.judge(done)
-    record.finish(verdict, done)
+                _measure(mine, done, found, record, pool, bar, console)
+    left, verdict = _left(cases, done), bars.judge(done)
+    record.finish(verdict, done, len(left))
     report.report(done, verdict, record.data, out, console)
-    return bars.holds(verdict)
+    if left:
+        console.print(f"{len(left)} configurations are left, which want {max(case.P for case in left)} GPUs; run the same command where they are.", highlight=False, soft_wrap=True)
+    return bars.holds(verdict) and not left
 
 
-def plan(machine: Machine, *, seed: int = 0, count: int | None = None, budget_min: float | None = None, gpus: int | None = None, console: Console | None = None) -> list[Case]:
-    """The grid as it would be drawn with this machine for every profile; printed, and nothing is run."""
-    device = machine.kind
-    ranks = tuple(P for P in RANKS if P <= (gpus or MOST_RANKS))
-    every = {(name, P): Profile(machine, [1.0], [1.0]) for name in SPACES[device].models for P in ranks}
-    budget_s = 60 * (budget_min or BUDGET_MIN[device])
-    price = cost(every, device)
-    cases = grid.draw(SPACES[device], device, seed, count or COUNT[device], ranks, price, budget_s)
+def plan(
+    machine: Machine, *, seed: int = 0, count: int | None = None, budget_min: float | None = None, gpus: int | None = None,
+    hbm_bytes: int | None = None, host_bytes: int | None = None, out: Path | None = None, command: str = "", console: Console | None = None,
+) -> list[Case]:
+    """The grid as it would be drawn with this machine for every profile; printed, and nothing is run. With `out` it is written there, for `validate`
+    to go on with. Raises UserError."""
+    given = {"hbm_bytes": hbm_bytes, "host_bytes": host_bytes}
+    machine, asked = machine.override(**given), Asked(machine.kind, seed, count, budget_min, gpus or MOST_RANKS, given)
+    price = cost({(name, P): Profile(machine, [1.0], [1.0]) for name in asked.space.models for P in asked.ranks}, asked.device)
+    cases = asked.draw(price)
+    if out is not None:
+        with claimed(out):
+            if rows.load(out / "grid.csv", Case):
+                raise UserError(f"{out} has a grid already; go on with it without --plan, or name another folder with --out")
+            Record(out, asked.inputs, command).save()
+            rows.save(out / "grid.csv", cases)
     report.listing(cases, console or Console(), [price(case) for case in cases])
     return cases
 
 
-def chosen_ranks(device: str, gpus: int | None) -> tuple[int, ...]:
-    """Every P to draw from. Raises UserError where there are too few GPUs."""
-    if gpus is None:
-        import torch
+class Asked:
+    """What was asked for: all that a grid depends on but the machine."""
 
-        from engine.worker import CORES
+    def __init__(self, device: str, seed: int, count: int | None, budget_min: float | None, gpus: int, given: dict) -> None:
+        self.device, self.space, self.given = device, SPACES[device], given
+        self.ranks = tuple(P for P in RANKS if P <= gpus)
+        self._seed, self._count, self._budget_min = seed, count or COUNT[device], budget_min or BUDGET_MIN[device]
+        self.inputs = {"device": device, "seed": seed, "count": self._count, "budget_min": self._budget_min, "ranks": list(self.ranks), **given, "space": asdict(self.space)}
 
-        gpus = min(MOST_RANKS, torch.cuda.device_count() if device == "cuda" else len(CORES))
-    elif device == "cuda":
-        check_gpus(gpus)
-    return tuple(P for P in RANKS if P <= gpus)
+    def draw(self, price: grid.Cost) -> list[Case]:
+        return grid.draw(self.space, self.device, self._seed, self._count, self.ranks, price, self._budget_min * 60)
+
+
+def _places(device: str) -> tuple[int, int]:
+    """(GPUs or cores here, most ranks that can run): a rank has a GPU to itself, cores are shared."""
+    import torch
+
+    from engine.worker import CORES
+
+    return (torch.cuda.device_count(),) * 2 if device == "cuda" else (len(CORES), RANKS[-1])
+
+
+def _left(cases: list[Case], done: list[Row]) -> list[Case]:
+    numbers = {row.number for row in done}
+    return [case for case in cases if case.number not in numbers]
 
 
 class Record:
@@ -127,8 +155,8 @@ class Record:
         self.save()
         return self.out / "profiles" / self.session
 
-    def finish(self, verdict: list[bars.Bar], done: list[Row]) -> None:
-        self.data |= {"holds": bars.holds(verdict), "bars": [bar._asdict() for bar in verdict], "rivals": report.rivals(done),
+    def finish(self, verdict: list[bars.Bar], done: list[Row], left: int) -> None:
+        self.data |= {"holds": bars.holds(verdict) and not left, "left": left, "bars": [bar._asdict() for bar in verdict], "rivals": report.rivals(done),
                       "sources": [[*key, share] for key, share in report.sources(done).items()]}
         self.save()
 
@@ -142,7 +170,7 @@ def _gpus() -> list[str]:
     return [str(torch.cuda.get_device_properties(k).uuid) for k in range(torch.cuda.device_count())]
 
 
-def profiles(record: Record, ranks: tuple[int, ...], device: str, given: dict, pool: Pool, bar: Progress) -> dict[tuple[str, int], Profile]:
+def profiles(record: Record, ranks: Iterable[int], device: str, given: dict, pool: Pool, bar: Progress) -> dict[tuple[str, int], Profile]:
     """(model, P) -> its profile, measured unless this session has it."""
     found, space, where, pin = {}, SPACES[device], record.begin(), pinning(bar)
     for P in ranks:
@@ -186,9 +214,8 @@ def cost(found: dict[tuple[str, int], Profile], device: str) -> grid.Cost:
     return seconds
 
 
-def _measure(cases: list[Case], done: list[Row], found: dict[tuple[str, int], Profile], record: Record, pool: Pool, bar: Progress, console: Console) -> None:
-    """Adds a row to `done`, and to the file, for each case that has none."""
-    left = [case for case in cases if case.number not in {row.number for row in done}]
+def _measure(left: list[Case], done: list[Row], found: dict[tuple[str, int], Profile], record: Record, pool: Pool, bar: Progress, console: Console) -> None:
+    """Adds a row to `done`, and to the file, for each case that is left."""
     spread = calibration.band(list(found.values()))
     schedules = {case: case.schedule() for case in left}
     predicted, task = [], bar.add_task("predict", total=len(left), state="")

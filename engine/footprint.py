@@ -26,7 +26,7 @@ def footprint(session) -> dict[str, int]:
         found["states"] = states.size_bytes()
         return update(clip)
 
-    allocator = _Allocator() if program.backend.device.type == "cuda" else None
+    allocator = _Allocator(session.trainer.make_room) if program.backend.device.type == "cuda" else None
     states.update, program.watch = watched, allocator and allocator.around
     try:
         session.again()
@@ -39,9 +39,9 @@ def footprint(session) -> dict[str, int]:
 class _Allocator:
     """Torch's, with its peaks taken around every op and in between."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_room: Callable[[], None]) -> None:
         self.peak = self.reserved = self.workspace = 0
-        torch.cuda.empty_cache()
+        make_room()
         torch.cuda.reset_peak_memory_stats()
 
     def around(self, op: Op, work: Callable[[], None]) -> Callable[[], None]:

@@ -35,6 +35,8 @@ class States:
             _shard(model, group, device, dtype)
         model.to_empty(device=device)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
+        for p in model.parameters():  # AdamW would make them in its first step, from memory that hidden states have just left: none of those fits there again
+            self.optimizer.state[p] = {"step": torch.zeros((), dtype=torch.float32, device=device)} | {m: torch.zeros_like(p) for m in ("exp_avg", "exp_avg_sq")}
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Fills parameters from whole fp32 tensors by name, the same on every rank, one at a time."""
@@ -56,13 +58,11 @@ class States:
         """The loss of all ranks; gradients hold the sum over the ranks after it (FSDP2 has summed its own in backward)."""
         if self.group is None or self.sharded:
             return self.total(loss)
-        loss = loss.detach()
-        grads = self._grads()
-        flat = torch.cat([loss.view(1), *(g.reshape(-1) for g in grads)])
-        dist.all_reduce(flat, group=self.group)
-        for grad, part in zip(grads, flat[1:].split([g.numel() for g in grads])):
-            grad.copy_(part.view_as(grad))
-        return flat[0]
+        loss = loss.detach().clone()
+        with dist._coalescing_manager(self.group):  # in place, and one launch
+            for summed in (loss, *self._grads()):
+                dist.all_reduce(summed, group=self.group)
+        return loss
 
     def update(self, clip: float | None = None) -> torch.Tensor:
         """One optimizer step, gradients scaled to a global norm of at most `clip`; returns the norm they had. Gradients are gone after it."""

@@ -5,10 +5,12 @@ from typing import NamedTuple
 
 import torch
 
+from engine.backend.base import CALLER
 from engine.compile import Program
 from engine.deal import IGNORE, deal, padded, shift
 from engine.model import LanguageModel, initial
 from engine.states import States
+from sim.need import transient, workspace
 
 
 class Step(NamedTuple):
@@ -30,6 +32,12 @@ class Trainer:
             self.model = LanguageModel(program, None)
         self.states = States(self.model, zero, program.runtime.group, self.device, self.s.dtype, lr)
         self.states.load(initial(self.s.model, seed, self.device))
+        self._room = {"compute": max(workspace(self.s, r, program.runtime.kernel.NAME) for r in self.s.regions), CALLER: transient(self.s, zero)}
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Has the backend keep what a step takes beside arenas and states, and nothing else; to be called again where that was given back."""
+        self.program.backend.keep(self._room)
 
     def step(self, tokens_S: torch.Tensor, update: bool = True) -> Step:
         """One step on a whole sequence [S] (the same on every rank). Spans go to program.spans. update=False stops at the loss."""

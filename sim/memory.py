@@ -4,7 +4,7 @@
     arguments   hidden states and their gradients, labels (in HBM, or on the host), under ZeRO-3 weight gradients of a running region (fp32)
     workspace   what a kernel needs beside its operands, while it runs, and what the library of matrix products keeps for itself
     states      parameters, gradients, optimizer (under ZeRO-3 a rank's share), the parameters gathered or cast for regions at work, and under
-                ZeRO-0 each gradient from the region that makes it on, and all of them once more while ranks reduce them
+                ZeRO-0 each gradient from the region that makes it on
 
 In HBM a hidden state lives while a region is given it: without offload backward reads it too, so every layer's stays. On the host each
 border between blocks has one, for good, and they all share one gradient.
@@ -19,7 +19,7 @@ import numpy as np
 from sim.externals import GRADIENT_BYTES, sharded
 from sim.layout import ITEM
 from sim.machine import Machine
-from sim.need import arguments, gradients, parameters, passing, reduction, states, workspaces
+from sim.need import gradients, handed, parameters, passing, states, workspaces
 from sim.schedule import SPACES, Schedule
 from sim.strategy import Strategy
 from sim.timeline import Timeline
@@ -105,27 +105,16 @@ class _When:
 
 
 def _arguments(schedule: Schedule, when: _When, zero: int) -> Lives:
-    """Those in HBM. Hidden state k enters layer k, and its gradient leaves it; each lives from the first to the last region that is given it.
-    Whole weight gradients of which only a share stays live until they are reduced."""
-    m, L = schedule.model, schedule.layers
-    hidden = schedule.seq // schedule.P * m.hidden * ITEM[schedule.dtype]
-    place = {"x": ("hidden", 0), "y": ("hidden", 1), "dy": ("gradient", 1), "dx": ("gradient", 0), "label": ("label", 0)}
-    given = {r: arguments(schedule, r) for r in schedule.regions}
-    grads = passing(schedule, zero)
-    spans = {r: when.region(r) for r in schedule.regions}
+    """Those in HBM, each from the first to the last region that is given it. Whole weight gradients of which only a share stays live until they are reduced."""
+    grads, spans = passing(schedule, zero), {r: when.region(r) for r in schedule.regions}
     reduced = when.external("ext.reduce")[1].tolist()
-    lives: dict[tuple[str, int], list[int]] = {("hidden", 0): [0, 0], ("label", L): [0, 0]} if schedule.hidden == "hbm" else {}
+    times = [tuple(int(t[layer]) for t in spans[region]) for region, layer in schedule.order()]
     low, high, size = [], [], []
-    for region, layer in schedule.order():
-        start, end = (int(t[layer]) for t in spans[region])
-        for role in given[region] & set(place):
-            kind, step = place[role]
-            life = lives.setdefault((kind, L if region == "loss" else layer + step), [start, end])
-            life[0], life[1] = min(life[0], start), max(life[1], end)
+    for (region, _), (start, end) in zip(schedule.order(), times):
         if grads[region]:
             low.append(start), high.append(max(end, reduced.pop(0)) if len(reduced) > 1 else end), size.append(grads[region])
-    for (kind, _), (start, end) in lives.items():
-        low.append(start), high.append(end), size.append(hidden if kind != "label" else 8 * schedule.seq // schedule.P)
+    for first, last, given in handed(schedule):
+        low.append(times[first][0] if first >= 0 else 0), high.append(times[last][1] if last >= 0 else 0), size.append(given)
     return _lives(low, high, size)
 
 
@@ -161,8 +150,6 @@ def _states(schedule: Schedule, when: _When, zero: int) -> Lives:
     embedded = when.external("ext.embed")[1]
     if shared and len(embedded):
         low.append(0), high.append(embedded[0]), size.append(m.vocab * m.hidden * ITEM[schedule.dtype])
-    for start, last in zip(*when.external("ext.reduce")):
-        low.append(start), high.append(last), size.append(reduction(schedule, zero))
     return _lives(low, high, size)
 
 

@@ -98,6 +98,13 @@ def peak_bytes(timeline: Timeline, space: str) -> int:
     return int(memory.total(rows).max(initial=0)) if rows else 0
 
 
+def reserved_bytes(timeline: Timeline) -> int:
+    """Most bytes of HBM that an allocator holds which has a pool a stream, as torch's: workspaces belong to the compute stream's, arguments and states to
+    the caller's, and what one has grown to is not the other's."""
+    rows = timeline.memory["hbm"]
+    return int(rows["planned"].max(initial=0) + rows["workspace"].max(initial=0) + (rows["arguments"] + rows["states"]).max(initial=0))
+
+
 def parts_at_peak(timeline: Timeline, space: str) -> dict[str, int]:
     """The bytes of each row that the peak is the sum of, when it is reached; it is reached first there."""
     rows = timeline.memory[space]

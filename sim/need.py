@@ -16,7 +16,7 @@ def need(schedule: Schedule, zero: int) -> dict[str, int]:
     """Space -> bytes of one rank at its most, with the model states at ZeRO stage `zero`."""
     found = {space: schedule.arena_bytes(space) for space in SPACES}
     found["host"] += schedule.handed_bytes
-    found["hbm"] += states(schedule, zero) + max(beside(schedule, zero), reduction(schedule, zero))
+    found["hbm"] += states(schedule, zero) + beside(schedule, zero)
     return found
 
 
@@ -39,20 +39,42 @@ def beside(schedule: Schedule, zero: int) -> int:
     return always + max(((sum if prefetched else max)(made[r] for r in pair) + sum(grads[r] for r in pair) + max(work[r] for r in pair) for pair in pairs), default=0)
 
 
+def transient(schedule: Schedule, zero: int) -> int:
+    """The most bytes of HBM that are made and freed around regions, call by call: hidden states, their gradients and labels, weight gradients (the
+    embedding's last, in the schedule's dtype before it is in fp32), and parameters made for a region. Workspaces are apart."""
+    order, given, made, grads = [r for r, _ in schedule.order()], handed(schedule), parameters(schedule, zero), gradients(schedule)
+    found = kept = 0
+    for k, region in enumerate(order):
+        ahead = made[order[k + 1]] if sharded(schedule, zero) and k + 1 < len(order) else 0
+        found = max(found, sum(size for first, last, size in given if first <= k <= last) + made[region] + ahead + kept + grads[region])
+        kept += 0 if sharded(schedule, zero) else grads[region]
+    looked_up = ITEM[schedule.dtype] if schedule.hidden == "hbm" and ITEM[schedule.dtype] < GRADIENT_BYTES else 0
+    return max(found, kept + schedule.model.vocab * schedule.model.hidden * (GRADIENT_BYTES + looked_up))
+
+
+def handed(schedule: Schedule) -> list[tuple[int, int, int]]:
+    """(first, last, bytes) of each hidden state, gradient of one and label in HBM: the regions that are given it first and last, by their place in
+    schedule.order(), -1 before all. Hidden state k enters layer k, and its gradient leaves it."""
+    layers, hidden = schedule.layers, schedule.seq // schedule.P * schedule.model.hidden * ITEM[schedule.dtype]
+    place = {"x": ("hidden", 0), "y": ("hidden", 1), "dy": ("gradient", 1), "dx": ("gradient", 0), "label": ("label", 0)}
+    given = {r: arguments(schedule, r) & set(place) for r in schedule.regions}
+    lives: dict[tuple[str, int], list[int]] = {("hidden", 0): [-1, -1], ("label", layers): [-1, -1]} if schedule.hidden == "hbm" else {}
+    for k, (region, layer) in enumerate(schedule.order()):
+        for role in given[region]:
+            kind, step = place[role]
+            lives.setdefault((kind, layers if region == "loss" else layer + step), [k, k])[1] = k
+    return [(first, last, hidden if kind != "label" else 8 * schedule.seq // schedule.P) for (kind, _), (first, last) in lives.items()]
+
+
 def parameters(schedule: Schedule, zero: int) -> dict[str, int]:
     """By region, the bytes of the parameters that are made for it, gathered or cast, and gone after it."""
     made = sharded(schedule, zero) or ITEM[schedule.dtype] == 2
     return {r: region_params(schedule.model, r) * ITEM[schedule.dtype] * made for r in schedule.regions}
 
 
-def reduction(schedule: Schedule, zero: int) -> int:
-    """After the last region, what reducing the gradients takes: under ZeRO-0 all of them once more, side by side (fp32)."""
-    return GRADIENT_BYTES * schedule.model.params if schedule.P > 1 and not sharded(schedule, zero) else 0
-
-
-def workspace(schedule: Schedule, region: str) -> int:
+def workspace(schedule: Schedule, region: str, kernel: str = "") -> int:
     """The largest workspace of a region's operations."""
-    return max((size for _, size in workspaces(schedule, region)), default=0)
+    return max((size for _, size in workspaces(schedule, region, kernel)), default=0)
 
 
 def workspaces(schedule: Schedule, region: str, kernel: str = "") -> list[tuple[int, int]]:

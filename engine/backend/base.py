@@ -13,6 +13,10 @@ from typing import Protocol
 import torch
 
 
+CALLER = "caller"
+"""The stream that a program is run from."""
+
+
 class Event(Protocol):
     """A point on a stream."""
 
@@ -41,6 +45,10 @@ class Backend(Protocol):
 
     def arena(self, space: str, size_bytes: int) -> torch.Tensor:
         """uint8 [size_bytes] of a space: device memory, or host memory that copies can run from. Taken once."""
+
+    def keep(self, sizes: dict[str, int]) -> None:
+        """Gives back what nobody uses, then keeps so many bytes of device memory free for each stream, CALLER's too, in one piece: what is made on that
+        stream is cut from it, and it is whole again when all that is gone. Pieces as they would come one by one fit nothing else later."""
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         """Copies bytes between spaces; called on the h2d or d2h stream."""

@@ -5,14 +5,19 @@ Nothing blocks the host but `Event.block`, `synchronize` and `settle`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
+import torch.nn.functional as F
 
+from engine.backend.base import CALLER
 from engine.backend.pinned import Pinned
 from sim.errors import UserError
 from sim.schedule import STREAMS
 from sim.units import show_bytes
+
+SPARE, SPARE_BYTES = 1 / 64, 4 << 20
+"""Of a piece that is kept, for gaps: what was made first is not what goes first, and torch's allocator leaves a rest of up to 1 MiB with a tensor that it cuts off."""
 
 
 class Event:
@@ -81,6 +86,18 @@ class CudaBackend:
                 raise UserError(f"the HBM arena needs {show_bytes(size_bytes)}, {show_bytes(size_bytes - free)} more than is free; use a smaller chunk or more GPUs") from None
         self._pinned.append(Pinned(size_bytes, self._tick))
         return self._pinned[-1].tensor
+
+    def keep(self, sizes: dict[str, int]) -> None:
+        """By taking the pieces and leaving them with torch's allocator, or not where they are too large. Compute's lies behind what cuBLAS keeps for this
+        stream from a thread's first product on, autograd's thread too: that would lie in the middle of it."""
+        torch.cuda.empty_cache()
+        for name, size_bytes in sizes.items():
+            stream = torch.cuda.current_stream() if name == CALLER else self.streams[name]._stream
+            with torch.cuda.stream(stream), torch.enable_grad(), suppress(torch.OutOfMemoryError):
+                if name == "compute":
+                    a = torch.zeros(16, 16, dtype=torch.bfloat16, device=self.device, requires_grad=True)
+                    F.linear(a @ a, a, a[0]).sum().backward()
+                torch.empty(round((1 + SPARE) * size_bytes) + SPARE_BYTES, dtype=torch.uint8, device=self.device)
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_(source, non_blocking=True)

@@ -14,7 +14,6 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import nnls
 
 from engine import calibrate, measure, probe
 from engine.micro.fit import improved, slowdown_of
@@ -31,6 +30,7 @@ from sim.ops import KINDS, key
 from sim.schedule import Schedule
 from sim.simulate import simulate
 from sim.strategy import Strategy
+from sim.timeline import Timeline
 
 STEPS = 5
 """Of a calibration job, every other one traced."""
@@ -47,16 +47,13 @@ class Profile:
     """Measured / predicted of steps that the curves were not fitted on."""
     repeats: list[float]
     """Step / median of its run, of every repeat."""
-    reserved: list[float] = field(default_factory=list)
-    """What torch's allocator held beyond what it was asked for at the peak, by byte of workspace and by byte of arguments; empty where it was not
-    asked."""
     runs: list[dict] = field(default_factory=list)
     """All that calibration measured, {"schedule": text, "run"}; kept for who wants to fit it otherwise, and not read again."""
 
     def save(self, path: Path) -> None:
         """As a machine's file, for --machine too, and the rest beside it."""
         folder(path.parent)
-        write(_beside(path), json.dumps({"ratios": self.ratios, "repeats": self.repeats, "reserved": self.reserved}) + "\n")
+        write(_beside(path), json.dumps({"ratios": self.ratios, "repeats": self.repeats}) + "\n")
         runs = gzip.compress(json.dumps(self.runs).encode(), mtime=0)
         replaced(path.with_suffix(".runs.json.gz"), lambda part: part.write_bytes(runs))
         self.machine.save(path)
@@ -68,8 +65,6 @@ class Profile:
             made = cls(machines.load(path), **json.loads(_beside(path).read_text()))
             if not np.isfinite(band([made])).all():
                 raise ValueError("its residuals are no numbers")
-            if not isinstance(made.reserved, list) or len(made.reserved) not in (0, 2) or not all(isinstance(more, float) and 0 <= more < np.inf for more in made.reserved):
-                raise ValueError("reserved is not two numbers")
             return made
         except (OSError, ValueError, TypeError, IndexError) as error:
             raise UserError(f"{path} is no profile of fpdt validate ({error}); remove it, and it is measured anew") from None
@@ -100,7 +95,7 @@ def profile(space: Space, name: str, P: int, device: str, told: list[dict], do: 
     machine = calibrate.profile(one, P, space.dtype, made, runs, None, device, slowdown_of(told, source))
     machine = replace(improved(machine, told, {}, P, source, ()), name=f"{name}-P{P}")
     kept = [{"schedule": text.show(s), "run": asdict(run)} for s, run in zip(made, runs)]
-    return Profile(machine, crossed(machine, made, runs), [ns / median for run in runs for ns, median in _scatter(run)], _reserved(made, runs), kept)
+    return Profile(machine, crossed(machine, made, runs), [ns / median for run in runs for ns, median in _scatter(run)], kept)
 
 
 def jobs(made: list[Schedule], device: str) -> list[Job]:
@@ -132,8 +127,7 @@ def crossed(machine: Machine, made: list[Schedule], runs: list[Run]) -> list[flo
         without = replace(machine, fits=fits)
         for schedule, run in zip(made, runs):
             if schedule.chunk == chunk:
-                predicted = simulate(schedule, Strategy(sp=schedule.P, chunk=schedule.chunk, zero=0), without)
-                found.append(measure.step_ns(run)[0] / int(predicted.end_ns.max()))
+                found.append(measure.step_ns(run)[0] / int(_simulated(without, schedule).end_ns.max()))
     return found
 
 
@@ -143,12 +137,8 @@ def _scatter(run: Run) -> list[tuple[int, int]]:
     return [(ns, median) for step, ns in enumerate(run.step_ns) if step and step not in run.traces]
 
 
-def _reserved(made: list[Schedule], runs: list[Run]) -> list[float]:
-    told = [(spent(schedule, run.memory_bytes), run.memory_bytes) for schedule, run in zip(made, runs) if "reserved" in run.memory_bytes]
-    if not told:
-        return []
-    rows = np.array([[beside / memory["reserved"] for beside in both] for both, memory in told])
-    return nnls(rows, np.array([1 - memory["peak"] / memory["reserved"] for _, memory in told]))[0].tolist()
+def _simulated(machine: Machine, schedule: Schedule) -> Timeline:
+    return simulate(schedule, Strategy(sp=schedule.P, chunk=schedule.chunk, zero=0), machine)
 
 
 def spent(schedule: Schedule, memory: dict[str, int]) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from experiments.validate.case import Case
 from experiments.validate.rows import Row, of
 from sim.explain import sums
 from sim.machine import Machine
-from sim.metrics import overlap, overrun, peak_bytes, times
+from sim.metrics import overlap, overrun, peak_bytes, reserved_bytes, times
 from sim.need import states
 from sim.schedule import STREAMS, Schedule
 from sim.simulate import simulate
@@ -68,9 +68,8 @@ def row(case: Case, schedule: Schedule, profile: Profile, session: str, band: tu
     made.states_predicted = states(schedule, case.strategy.zero)
     made.workspace_predicted = int(full.memory["hbm"]["workspace"].max())
     made.arguments_predicted = peak - arena - made.states_predicted - made.workspace_predicted
-    if profile.reserved:
-        workspace, arguments = profile.reserved
-        made.reserved_predicted = peak + round(workspace * made.workspace_predicted + arguments * made.arguments_predicted)
+    if case.device == "cuda":
+        made.reserved_predicted = reserved_bytes(full)
     made.kinds = [[*key, ns, None] for key, ns in durations(full).items()]
     return made, full
 

@@ -1,11 +1,12 @@
 """Metrics from hand-made timelines, and FLOPs by hand."""
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from sim.build.step import build
 from sim.machine import machine
-from sim.metrics import KEYS, busy_ns, critical_path, longest_fit, model_flops, overlap, overrun, summary, times
+from sim.metrics import KEYS, busy_ns, critical_path, longest_fit, model_flops, overlap, overrun, peak_bytes, reserved_bytes, summary, times
 from sim.model import model
 from sim.simulate import simulate
 from sim.strategy import MOST_CHUNKS, Strategy
@@ -166,6 +167,14 @@ def test_a_saved_timeline_says_the_same(tmp_path):
     timeline.save(tmp_path / "t.json")
     assert summary(load(tmp_path / "t.json")) == summary(timeline)
     assert load(tmp_path / "t.json").spans() == timeline.spans()
+
+
+def test_a_pool_a_stream_holds_what_each_has_at_its_most():
+    """Arenas 100; the compute stream's 7; the caller's 20 + 30, not when its arguments or its states alone are most. The peak is 100 + 5 + 50."""
+    timeline = simulate(build(model("demo"), Strategy(chunk=1024), 1024), Strategy(chunk=1024), A100)
+    timeline.memory["hbm"] = {"t_ns": np.array([0, 1, 2]), "planned": np.array([100] * 3), "arguments": np.array([40, 20, 0]), "workspace": np.array([7, 5, 0]),
+                              "states": np.array([0, 30, 35]), "live": np.array([1] * 3)}
+    assert (reserved_bytes(timeline), peak_bytes(timeline, "hbm")) == (157, 155)
 
 
 def test_full_recompute_counts_one_more_forward_as_megatron_deepspeed_does():

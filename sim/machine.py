@@ -45,6 +45,7 @@ OPTIONAL = {
     "clock_MHz": ("positive", "clock that cost curves hold at"),
     "clock_max_MHz": ("positive", "the most that its clock rises to"),
     "power_TFLOPS": ("positive", "TFLOP/s that its power allows at clock_max_MHz"),
+    "head_dim": ("count", "head_dim of the attention that cost curves were measured on"),
     "region_ns": ("non-negative", "the host's own work before each region, autograd's included"),
     "step_ns": ("non-negative", "what a step takes before the first and after the last of its work: data, and the host's wait for the loss"),
 }

@@ -452,6 +452,13 @@ def _gemm(weights: Callable, passes: int, moves: int, extra: Callable = lambda o
     return work
 
 
+def _ce_work(op: Op, s: Schedule) -> Work:
+    """Logits, their gradient times the head, and the head's gradient; each sub-chunk reads the head twice, and reads and writes its fp32 gradient."""
+    t, m, e = op.args["n"] // s.P, s.model, ITEM[s.dtype]
+    head = m.vocab * m.hidden
+    return Work(gemm_flops=6 * t * head, hbm_bytes=e * 8 * t * m.hidden + min(op.args["sub"], t) * head * (2 * e + 8))
+
+
 def _attn_work(passes: int):
     """passes matmuls a query-key pair (forward 2, flash backward 5); a causal chunk pair counts half."""
 
@@ -556,8 +563,7 @@ _add("proj", "compute", "o x", "o", "h", "", "n", _gemm(lambda m: m.q_dim * m.hi
      _scratch(lambda m, e, P, up: e * m.q_dim * (P > 1)))
 _add("ffn", "compute", "h", "norm2 up down", "y up?", "", "n sub", _gemm(lambda m: (m.up_dim + m.ffn) * m.hidden, 1, 10), _ffn,
      _scratch(lambda m, e, P, up: e * (max(m.hidden, m.ffn) + m.up_dim * (not up)), sub=True))
-_add("ce", "compute", "x label", "normf head", "dx", "loss dnormf dhead", "n sub",
-     _gemm(lambda m: m.vocab * m.hidden, 3, 8), _ce,
+_add("ce", "compute", "x label", "normf head", "dx", "loss dnormf dhead", "n sub", _ce_work, _ce,
      _ce_scratch)
 _add("ffn_bwd", "compute", "h dy up?", "norm2 up down", "dh", "dnorm2 dup ddown", "n sub",
      _gemm(lambda m: (m.up_dim + m.ffn) * m.hidden, 2, 16, _ffn_again), _ffn_bwd,

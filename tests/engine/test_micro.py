@@ -36,6 +36,13 @@ def test_a_line_is_found_again():
     assert [found[k] for k in ("fixed_ns", "ns_per_gflop", "ns_per_MB")] == pytest.approx([700, 3, 11], rel=1e-6)
 
 
+def test_what_weights_take_is_not_fixed():
+    """MB of weights are the same for every chunk of a model, as a fixed part would be: both lines meet the points, and in a wider model one of them is wrong."""
+    weights, tokens = 400.0, (64, 256, 1024)
+    found = fit([(t * weights, weights + t, 2 * t * weights + 30 * (weights + t)) for t in tokens])
+    assert found["fixed_ns"] == 0 and fitted(found, 256 * 10 * weights, 10 * weights + 256) == pytest.approx(2 * 256 * 10 * weights + 30 * (10 * weights + 256), rel=1e-6)
+
+
 def test_sizes_beyond_the_timelines_follow_the_microbenchmark_at_the_level_of_the_op():
     """The op takes 1.2 times its kernel. Timelines saw 10 to 100 GFLOPs, microbenchmarks 1 to 10,000."""
     own = [(g, 0.0, 1.2 * curve(g)) for g in (10, 30, 100)]

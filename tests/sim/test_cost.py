@@ -63,6 +63,16 @@ def test_features_are_gflops_and_megabytes():
     assert features(Work(hbm_bytes=5, link_bytes=2 * 10**6)) == (0, 2)
 
 
+def test_a_loss_moves_its_head_once_a_sub_chunk():
+    """Twice the head in bf16, and its fp32 gradient read and written, beside eight hidden rows a token; no more sub-chunks than tokens."""
+    m = model("demo")
+    head = m.vocab * m.hidden
+    for chunk, sub, times in ((1024, 4, 4), (1024, 1, 1), (8, 32, 8)):
+        schedule = build(m, Strategy(chunk=chunk, loss_sub=sub), 4 * chunk)
+        op = next(op for op in schedule.regions["loss"].ops if op.kind == "ce")
+        assert features(KINDS["ce"].work(op, schedule)) == (6 * chunk * head / 1e9, (2 * 8 * chunk * m.hidden + times * 12 * head) / 1e6)
+
+
 @pytest.mark.parametrize("seq, P", [(16_384, 1), (10_000, 2), (9_000, 4)])
 def test_caching_changes_no_price(seq, P):
     schedule = build(model("demo"), Strategy(sp=P, chunk=2048), seq)

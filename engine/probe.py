@@ -113,11 +113,16 @@ def clock_max_MHz() -> float | None:
     return min(found) if found and all(found) else None
 
 
+def gpu() -> str:
+    """What the driver calls the first GPU."""
+    return torch.cuda.get_device_name(0)
+
+
 def provenance() -> str:
     """Date, processor and versions, in one line."""
     cpu = next((line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
-    gpu = f", {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
-    return f"{date.today()}, {cpu}, {os.cpu_count()} cores{gpu}, Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}"
+    gpus = f", {torch.cuda.device_count()} x {gpu()}" if torch.cuda.is_available() else ""
+    return f"{date.today()}, {cpu}, {os.cpu_count()} cores{gpus}, Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}"
 
 
 def _lines(path: str) -> list[str]:

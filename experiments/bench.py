@@ -23,7 +23,7 @@ from sim import text
 from sim.build.step import build
 from sim.errors import UserError, unknown
 from sim.files import claimed, write
-from sim.machine import Machine
+from sim.machine import CARDS, Machine
 from sim.machine import machine as find_machine
 from sim.model import Model
 from sim.schedule import Schedule
@@ -47,11 +47,6 @@ SMALL_CHUNK, SMALL_CHUNKS = 128, 4
 """Errors are taken with chunks of so many tokens a rank, and at most so many chunks."""
 NO_FFN = 8
 """FFN width of the engine's rows in the attention half."""
-PUBLISHED = {
-    "NVIDIA H200": "h200-141g-sxm", "NVIDIA H100 80GB HBM3": "h100-80g-sxm",
-    "NVIDIA A100-SXM4-80GB": "a100-80g-sxm", "NVIDIA A100-SXM4-40GB": "a100-40g-sxm",
-}
-"""GPU name -> the machine whose published bf16 peak it has."""
 
 
 def bench(
@@ -163,8 +158,8 @@ def causal_flops(m: Model, seq: int, part: str) -> int:
 def peak_TFLOPS(found: list[dict], dtype: str, machine: Machine | None) -> float | None:
     """Of a given machine, or the published one of this GPU in bf16; None where neither is known."""
     gpu = next((row["gpu"] for row in found if row.get("gpu")), None)
-    if machine is None and gpu in PUBLISHED and dtype == "bf16":
-        machine = find_machine(PUBLISHED[gpu])
+    if machine is None and gpu in CARDS and dtype == "bf16":
+        machine = find_machine(CARDS[gpu])
     return machine["peak_TFLOPS"] if machine else None
 
 

@@ -54,6 +54,12 @@ OPTIONAL = {
 TEXTS = ("peak_name",)
 """Numbers that are words: what the peak is."""
 
+CARDS = {
+    "NVIDIA H200": "h200-141g-sxm", "NVIDIA H100 80GB HBM3": "h100-80g-sxm",
+    "NVIDIA A100-SXM4-80GB": "a100-80g-sxm", "NVIDIA A100-SXM4-40GB": "a100-40g-sxm",
+}
+"""GPU, as its driver names it -> the machine whose published bf16 peak it has."""
+
 NAMED = {"kernel": "torch flash (FA2)", "dtype": "bf16"}
 """What a calibration may name beside its numbers, and an example."""
 

@@ -16,9 +16,11 @@ from experiments.validate.case import SPACES, Case
 from experiments.validate.pool import Pool
 from experiments.validate.rows import Row
 from sim import text
+from sim.build.step import build
 from sim.errors import RankLost, UserError
 from sim.machine import machine
 from sim.metrics import peak_bytes, reserved_bytes
+from sim.model import model
 from sim.simulate import simulate
 from sim.strategy import Strategy
 from tests.sim.tiny import tiny_machine
@@ -346,3 +348,17 @@ def test_for_real_on_cpu(tmp_path, monkeypatch, capsys):
         assert row.states_measured == row.states_predicted and 0.05 < row.predicted_s / row.measured_s < 20 and row.kernel == "torch CPU flash"
         assert {(kind, stream) for kind, stream, predicted, measured in row.kinds if predicted and measured} >= {("attn", "compute"), ("ffn_bwd", "compute"), ("optimizer", "external")}
     assert "2 configurations in 1 groups" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("card, dtype, peak", (("NVIDIA A100-SXM4-40GB", "bf16", 312), ("NVIDIA H200", "bf16", 989), ("NVIDIA H200", "fp32", 55.5), ("NVIDIA T4", "bf16", 55.5)))
+def test_a_known_cards_mfu_is_a_share_of_its_published_peak(card, dtype, peak, monkeypatch):
+    """In the dtype it is published for; else of the best product of the calibration. What is priced is measured either way."""
+    monkeypatch.setattr(probe, "gpu", lambda: card)
+    monkeypatch.setattr(probe, "best_gemm_TFLOPS", lambda *_: 55.5)
+    monkeypatch.setattr(probe, "launch_ns", lambda *_: 0.0)
+    monkeypatch.setattr(probe, "capacities", lambda P, device, cpu=probe.capacities: cpu(P, "cpu"))
+    m = model("demo", layers=1)
+    made = [build(m, Strategy(chunk=chunk), 2 * chunk, dtype) for chunk in (256, 512)]
+    found = calibrate.profile(m, 1, dtype, made, [answer(Job(text.show(s), steps=2, trace_every=1)) for s in made], None, "cuda")
+    assert (found["peak_TFLOPS"], found["gemm_TFLOPS"], found["head_dim"]) == (peak, 55.5, 32)
+    assert found.numbers["peak_name"]["value"] == ("published dense bf16" if peak != 55.5 else f"best GEMM of the calibration ({dtype}, one GPU)")

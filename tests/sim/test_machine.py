@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from sim.errors import UserError
-from sim.machine import NUMBERS, TEXTS, load, machine, presets
+from sim.machine import CARDS, NUMBERS, TEXTS, load, machine, presets
 from tests.sim.tiny import tiny_machine
 
 PUBLISHED = {"a100-40g-sxm": (312, 40), "a100-80g-sxm": (312, 80), "h100-80g-sxm": (989, 80), "h200-141g-sxm": (989, 141)}
+MEASURED = {"h200-1gpu": 1}
+"""Profile of a real run -> GPUs."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -22,7 +24,17 @@ def test_presets_say_where_every_number_comes_from(name):
 
 
 def test_presets_are_these():
-    assert set(presets()) == set(PUBLISHED)
+    assert set(presets()) == {*PUBLISHED, *MEASURED} and set(CARDS.values()) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_profiles_of_real_runs_say_which(name):
+    """Their rates are measured, and their curves: on what, when, with which versions."""
+    m = machine(name)
+    assert (m["peak_TFLOPS"], m["head_dim"], m.dtype) == (989, 128, "bf16") and m["gpus_per_node"] == MEASURED[name]
+    for number in ("gemm_TFLOPS", "attn_fwd_TFLOPS", "attn_bwd_TFLOPS", "hbm_GBps", "h2d_GBps", "d2h_GBps", "launch_ns", "power_TFLOPS"):
+        assert m.source(number).startswith("measured: 2026-") and "NVIDIA H200" in m.source(number)
+    assert {"attn", "attn.causal", "attn_bwd+merge", "ffn", "ffn_bwd", "ce", "reload", "offload", "ext_optimizer"} <= set(m.fits) and "compute|d2h|h2d" in {"|".join(sorted(k.split("|"))) for k in m.slowdown}
 
 
 def test_rates_are_peak_times_efficiency():

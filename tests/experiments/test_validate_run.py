@@ -236,7 +236,7 @@ def test_a_folder_of_another_run_is_refused(fake, tmp_path):
 
 @pytest.mark.parametrize("arguments, line", [
     ("--budget 0", "--budget 0.0 must be a positive number; try --budget 25"),
-    ("--plan=", "unknown machine ''; closest: a100-40g-sxm, a100-80g-sxm, h100-80g-sxm, h200-141g-sxm"),
+    ("--plan=", "unknown machine ''; closest: a100-40g-sxm, a100-80g-sxm, h100-80g-sxm, h200-141g-sxm, h200-1gpu"),
     ("--plan a100", "unknown machine 'a100'; closest: a100-80g-sxm, a100-40g-sxm"),
     ("--hbm 80", "hbm_bytes=80 as given is less than a MiB; sizes need a unit, try 80GiB"),
     ("--plan a100-80g-sxm --hbm 1GiB", "gpt-2.7b with 1 layers on 1 ranks fits at no S from 16384 on; give the memory that there is by --hbm and --host"),

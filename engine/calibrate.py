@@ -174,7 +174,7 @@ def profile(
     numbers["dtype"] = {"value": dtype, "source": source}
     numbers["hbm_GBps"]["source"] = "assumed: used only for ops that no calibration run touched"
     if P == 1:
-        numbers |= {name: {"value": values[name], "source": "assumed: one rank sends nothing"} for name in ("nvlink_GBps", "network_GBps")}
+        numbers |= {name: {"value": values[name], "source": "assumed: a placeholder, since one rank sends nothing; calibrate on more for P > 1"} for name in ("nvlink_GBps", "network_GBps")}
     numbers |= {
         "gpus_per_node": {"value": here, "source": "measured: ranks of the calibration"},
         "gpus_per_uplink": {"value": 1, "source": "assumed: copies are timed while all ranks copy"},

@@ -1,6 +1,8 @@
 """Tables for people: what the `fpdt` command prints when nobody asks for JSON."""
 from __future__ import annotations
 
+from collections import Counter
+
 from rich.console import Console
 from rich.table import Table
 
@@ -12,6 +14,9 @@ from sim.model import presets as model_presets
 from sim.schedule import Schedule
 from sim.timeline import Timeline
 from sim.units import show_bytes, show_tokens
+
+LONG = 100
+"""Letters of a source that is a note."""
 
 
 def models() -> None:
@@ -31,10 +36,14 @@ def machines() -> None:
 
 
 def machine(name: str) -> None:
-    """One machine: every number with its meaning and source."""
+    """One machine: every number with its source; a long one that several share is told once, below."""
     m = find_machine(name)
     values = {field: "N/A" if m.get(field) is None else m[field] for field in (*NUMBERS, *OPTIONAL, *TEXTS)}
-    table((m.name, "value", "source"), [(field, value, m.source(field)) for field, value in values.items()])
+    shared = [source for source, times in Counter(map(m.source, values)).items() if times > 1 and len(source) > LONG]
+    notes = {source: f"[{k}]" for k, source in enumerate(shared, 1)}
+    table((m.name, "value", "source"), [(field, value, notes.get(m.source(field), m.source(field))) for field, value in values.items()])
+    for source, note in notes.items():
+        print(note, source)
 
 
 def prediction(schedule: Schedule, m: Machine, timeline: Timeline, result: dict) -> None:
@@ -49,6 +58,7 @@ def prediction(schedule: Schedule, m: Machine, timeline: Timeline, result: dict)
         ("", "", f"utilization is of {m['peak_TFLOPS']:g} TFLOP/s, {m['peak_name']}"),
         ("hbm_peak_bytes", show_bytes(result["hbm_peak_bytes"]), f"of {show_bytes(m['hbm_bytes'])} a GPU"),
         *((f"  {part}", show_bytes(size), PARTS[part]) for part, size in peak.items()),
+        ("  reserved", show_bytes(result["hbm_reserved_bytes"]), "what torch's allocator holds for all that"),
         ("host_peak_bytes", show_bytes(result["host_peak_bytes"]), f"a rank; {on_node} {'rank has' if on_node == 1 else 'ranks share'} {show_bytes(m['host_bytes'])}"),
         ("fits", "yes" if result["fits"] else "no", ""),
         ("binding", result["binding"], "what limits it"),

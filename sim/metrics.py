@@ -19,8 +19,8 @@ from sim.model import Model
 from sim.strategy import Strategy
 from sim.timeline import ROWS, Timeline
 
-KEYS = ("step_s", "fwd_s", "bwd_s", "mfu_causal", "mfu_palm", "hfu", "mfu_megatron_ds", "hbm_peak_bytes", "host_peak_bytes",
-        "fits", "binding", "overlap", "assumptions")
+KEYS = ("step_s", "fwd_s", "bwd_s", "mfu_causal", "mfu_palm", "hfu", "mfu_megatron_ds", "hbm_peak_bytes", "hbm_reserved_bytes",
+        "host_peak_bytes", "fits", "binding", "overlap", "assumptions")
 """What --json prints, beside its inputs."""
 ISSUE = "issue"
 """The host thread that issues the ops, as a part of the critical path; `host` is memory."""
@@ -33,8 +33,8 @@ def summary(timeline: Timeline) -> dict:
     over = overrun(timeline)
     worst = max(over, key=over.get)
     return {
-        **times(timeline), **utilization(timeline), "hbm_peak_bytes": peak_bytes(timeline, "hbm"), "host_peak_bytes": peak_bytes(timeline, "host"),
-        "fits": over[worst] <= 0, "binding": worst if over[worst] > 0 else max(path, key=path.get),
+        **times(timeline), **utilization(timeline), "hbm_peak_bytes": peak_bytes(timeline, "hbm"), "hbm_reserved_bytes": reserved_bytes(timeline),
+        "host_peak_bytes": peak_bytes(timeline, "host"), "fits": over[worst] <= 0, "binding": worst if over[worst] > 0 else max(path, key=path.get),
         "overlap": overlap(timeline)["both"], "assumptions": list(timeline.meta.get("assumptions", [])),
     }
 

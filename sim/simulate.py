@@ -344,7 +344,8 @@ def _assumptions(machine: Machine, schedule: Schedule, world: _World) -> list[st
     if machine.dtype not in ("", schedule.dtype):
         notes.append(f"cost curves: measured in {machine.dtype}, taken for {schedule.dtype}")
     if machine.get("head_dim") not in (None, schedule.model.head_dim):
-        notes.append(f"attention curves: measured at head_dim {machine['head_dim']}, taken for {schedule.model.head_dim}, which other kernels may run at another rate")
+        slower = "most kernels are slower there" if schedule.model.head_dim < machine["head_dim"] else "kernels may be faster or slower there"
+        notes.append(f"attention curves: measured at head_dim {machine['head_dim']}, taken for {schedule.model.head_dim}; {slower}")
     if schedule.P > machine["gpus_per_node"]:
         notes.append(f"P={schedule.P} spans nodes of {int(machine['gpus_per_node'])}: all-to-alls and reductions run wholly at the network's speed")
     for name in sorted({n for region in schedule.regions.values() for op in region.ops if op.kind == "pin" for n in needed(key(op))}):

@@ -109,7 +109,10 @@ def load(path: Path, kind: type) -> list:
     types = typing.get_type_hints(kind)
     try:
         with open(path, newline="") as sheet:
-            return [kind(**{name: _value(text, types[name]) for name, text in line.items()}) for line in csv.DictReader(sheet)]
+            lines = csv.DictReader(sheet)
+            if lines.fieldnames is not None and not set(lines.fieldnames) <= set(types):
+                raise ValueError("its first line names other columns")
+            return [kind(**{name: _value(text, types[name]) for name, text in line.items()}) for line in lines]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error) as error:
         raise UserError(f"{path} is no table that fpdt validate wrote ({error}); name another folder with --out") from None
 

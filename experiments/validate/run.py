@@ -92,12 +92,16 @@ def plan(
     given = {"hbm_bytes": hbm_bytes, "host_bytes": host_bytes}
     machine, asked = machine.override(**given), Asked(machine.kind, seed, count, budget_min, gpus or MOST_RANKS, given)
     price = cost({(name, P): Profile(machine, [1.0], [1.0]) for name in asked.space.models for P in asked.ranks}, asked.device)
-    cases = asked.draw(price)
-    if out is not None:
+    if out is None:
+        cases = asked.draw(price)
+    else:
         with claimed(out):
-            if rows.load(out / "grid.csv", Case):
+            if (out / "grid.csv").exists():
                 raise UserError(f"{out} has a grid already; go on with it without --plan, or name another folder with --out")
-            Record(out, asked.inputs, command).save()
+            cases = asked.draw(price)
+            record = Record(out, asked.inputs, command)
+            record.data["drawn"] = {"machine": machine.name, "command": command}
+            record.save()
             rows.save(out / "grid.csv", cases)
     report.listing(cases, console or Console(), [price(case) for case in cases])
     return cases
@@ -130,20 +134,35 @@ def _left(cases: list[Case], done: list[Row]) -> list[Case]:
     return [case for case in cases if case.number not in numbers]
 
 
+OPTIONS = {"seed": "--seed", "count": "--count", "budget_min": "--budget", "ranks": "--gpus", "hbm_bytes": "--hbm", "host_bytes": "--host"}
+"""What was asked for -> the option that says so."""
+
+
+def _option(name: str, value) -> str:
+    """As it was given on the command line."""
+    if name.endswith("_bytes"):
+        return f"no {OPTIONS[name]}" if not value else f"{OPTIONS[name]} {value >> 30}GiB" if value % (1 << 30) == 0 else f"{OPTIONS[name]} {value}B"
+    return f"{OPTIONS[name]} {value[-1] if name == 'ranks' and value else value}"
+
+
 class Record:
-    """validate.json: what was asked for, and the sessions of calibration that there were."""
+    """validate.json: what was asked for, what the grid was drawn with, and the sessions of calibration that there were."""
 
     def __init__(self, out: Path, inputs: dict, command: str) -> None:
         """Raises UserError where the folder holds a run of other inputs."""
         self.path, self.out = out / "validate.json", out
         try:
             earlier = json.loads(self.path.read_text()) if self.path.exists() else {"inputs": inputs, "sessions": {}}
-            differ = [f"{name}={earlier['inputs'].get(name)}" for name in inputs if earlier["inputs"].get(name) != json.loads(json.dumps(inputs[name]))]
-            self.data = {"inputs": inputs, "command": command, "sessions": {name: dict(session) for name, session in earlier["sessions"].items()}}
+            differ = {name: earlier["inputs"].get(name) for name in inputs if earlier["inputs"].get(name) != json.loads(json.dumps(inputs[name]))}
+            kept = {"drawn": earlier["drawn"]} if "drawn" in earlier else {}
+            self.data = {"inputs": inputs, "command": command, "sessions": {name: dict(session) for name, session in earlier["sessions"].items()}, **kept}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{self.path} is no record of fpdt validate ({error}); name another folder with --out") from None
         if self.path.exists() and differ:
-            raise UserError(f"{out} holds a run with {', '.join(said for said in differ if 'space' not in said) or 'another grid'}; give the same options, or another folder with --out")
+            if "device" in differ:
+                raise UserError(f"{out} holds a grid for {differ['device']}, this is {inputs['device']}; name another folder with --out")
+            asked = " ".join(_option(name, value) for name, value in differ.items() if name in OPTIONS)
+            raise UserError(f"{out} holds a run {f'with {asked}' if asked else 'of another grid'}; give the same options, or another folder with --out")
         self.session = ""
 
     def begin(self) -> Path:

@@ -15,7 +15,7 @@ from sim.units import show_tokens
 from tests.sim.tiny import tiny_machine
 
 SIMULATE = "simulate llama3-8b --machine a100-80g-sxm --gpus 4 --layers 2 --seq 128K --chunk 32K --json"
-KEYS = ["step_s", "fwd_s", "bwd_s", "mfu_causal", "mfu_palm", "hfu", "mfu_megatron_ds", "hbm_peak_bytes", "host_peak_bytes", "fits", "binding", "overlap", "assumptions"]
+KEYS = ["step_s", "fwd_s", "bwd_s", "mfu_causal", "mfu_palm", "hfu", "mfu_megatron_ds", "hbm_peak_bytes", "hbm_reserved_bytes", "host_peak_bytes", "fits", "binding", "overlap", "assumptions"]
 
 
 @pytest.fixture

@@ -163,6 +163,7 @@ def test_machines_share_a_grid_that_was_drawn_before(fake, tmp_path, capsys, mon
         capsys.readouterr()
         holds, said = go(**asked, count=8), " ".join(capsys.readouterr().out.split())
         record = json.loads((out / "validate.json").read_text())
+        assert record["drawn"] == {"machine": TRUTH.name, "command": ""}
         assert {row.P for row in table(out)} == ranks and len(table(out)) == 8 - left == len(fake.done) and record["left"] == left and fake.calibrated == calibrated
         assert ("4 configurations are left, which want 2 GPUs; run the same command where they are." in said) == (left > 0)
         assert holds == record["holds"] and not (holds and left)
@@ -227,11 +228,28 @@ def test_a_record_of_another_make_is_refused(fake, tmp_path, record):
 
 def test_a_folder_of_another_run_is_refused(fake, tmp_path):
     go(tmp_path)
-    with pytest.raises(UserError, match="holds a run with seed=0, count=6; give the same options, or another folder with --out"):
+    with pytest.raises(UserError, match="holds a run with --seed 0 --count 6; give the same options, or another folder with --out"):
         go(tmp_path, seed=1, count=7)
     (tmp_path / "validate.json").write_text("[]")
     with pytest.raises(UserError, match="is no record of fpdt validate"):
         go(tmp_path)
+
+
+def test_a_table_that_is_not_ours_is_not_written_over(fake, tmp_path):
+    (tmp_path / "grid.csv").write_text("hi\n")
+    with pytest.raises(UserError, match="grid.csv is no table that fpdt validate wrote .its first line names other columns.; name another folder"):
+        go(tmp_path)
+    with pytest.raises(UserError, match="has a grid already"):
+        run.plan(TRUTH, out=tmp_path)
+    assert (tmp_path / "grid.csv").read_text() == "hi\n"
+
+
+def test_a_grid_for_gpus_is_not_gone_on_with_on_a_cpu(fake, tmp_path):
+    run.plan(dataclasses.replace(machine("a100-80g-sxm"), name="a"), count=4, budget_min=9, gpus=1, host_bytes=1 << 37, out=tmp_path)
+    with pytest.raises(UserError, match="holds a grid for cuda, this is cpu; name another folder with --out"):
+        go(tmp_path)
+    with pytest.raises(UserError, match="holds a run with --count 4 --budget 9 --host 128GiB; give the same options"):
+        run.Record(tmp_path, run.Asked("cuda", 0, 6, None, 1, {"hbm_bytes": None, "host_bytes": None}).inputs, "")
 
 
 @pytest.mark.parametrize("arguments, line", [

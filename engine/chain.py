@@ -133,5 +133,6 @@ class _Embedding(torch.autograd.Function):
                 dx_TC = torch.empty_like(chain.gradient_TC[rows], device=tokens_T.device)
                 chain.backend.copy(dx_TC, chain.gradient_TC[rows])
                 grad.index_put_((tokens_T[rows],), dx_TC.float(), accumulate=True)
+                del dx_TC
             grad.mul_(factor)
         return None, None, grad.to(dtype)

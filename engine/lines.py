@@ -9,8 +9,8 @@ from scipy.optimize import nnls
 Point = tuple[float, float, float]
 """(GFLOPs, MB, ns)."""
 
-ALIKE = 1.01
-"""Factor of the error of a line that is as good."""
+ALIKE, WORSE = 1.01, 0.02
+"""A line is as good whose error is no more times as large, and at no size by so much of its time."""
 
 
 def fit(samples: list[Point]) -> dict[str, float]:
@@ -24,7 +24,7 @@ def fit(samples: list[Point]) -> dict[str, float]:
     scale = np.maximum(np.abs(rows).max(0), 1e-12)
     usable = rows / scale / ns[:, None]
     free = usable * (0, 1, 1)  # of one size no more is told: proportional to work
-    (coefficients, error), (moving, as_good) = (nnls(columns, np.ones(len(ns))) for columns in (usable, free))
-    if as_good <= ALIKE * error or len(ns) == 1:
-        coefficients = moving
+    (best, error), (moving, as_good) = (nnls(columns, np.ones(len(ns))) for columns in (usable, free))
+    worse = np.abs(free @ moving - 1) - np.abs(usable @ best - 1)
+    coefficients = moving if len(ns) == 1 or as_good <= ALIKE * error and worse.max() <= WORSE else best
     return dict(zip(("fixed_ns", "ns_per_gflop", "ns_per_MB"), (coefficients / scale).tolist()))

@@ -59,9 +59,7 @@ class States:
         if self.group is None or self.sharded:
             return self.total(loss)
         loss = loss.detach().clone()
-        with dist._coalescing_manager(self.group):  # in place, and one launch
-            for summed in (loss, *self._grads()):
-                dist.all_reduce(summed, group=self.group)
+        self.group.allreduce_coalesced([loss, *self._grads()], dist.AllreduceCoalescedOptions()).wait()  # in place, and one launch
         return loss
 
     def update(self, clip: float | None = None) -> torch.Tensor:

@@ -32,11 +32,12 @@ class Trainer:
             self.model = LanguageModel(program, None)
         self.states = States(self.model, zero, program.runtime.group, self.device, self.s.dtype, lr)
         self.states.load(initial(self.s.model, seed, self.device))
-        self._room = {"compute": max(workspace(self.s, r, program.runtime.kernel.NAME) for r in self.s.regions), CALLER: transient(self.s, zero)}
+        self._room = {"compute": max(workspace(self.s, r, program.runtime.kernel.NAME) for r in self.s.regions), CALLER: 0 if self.states.sharded else transient(self.s)}
         self.make_room()
 
     def make_room(self) -> None:
-        """Has the backend keep what a step takes beside arenas and states, and nothing else; to be called again where that was given back."""
+        """Has the backend keep what a step takes beside arenas and states, and nothing else; to be called again where that was given back. FSDP2 takes
+        what it gathers and reduces as it comes, on streams of its own."""
         self.program.backend.keep(self._room)
 
     def step(self, tokens_S: torch.Tensor, update: bool = True) -> Step:

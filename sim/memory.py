@@ -19,7 +19,7 @@ import numpy as np
 from sim.externals import GRADIENT_BYTES, sharded
 from sim.layout import ITEM
 from sim.machine import Machine
-from sim.need import gradients, handed, parameters, passing, states, workspaces
+from sim.need import gradients, handed, parameters, passing, states, summed, workspaces
 from sim.schedule import SPACES, Schedule
 from sim.strategy import Strategy
 from sim.timeline import Timeline
@@ -105,7 +105,8 @@ class _When:
 
 
 def _arguments(schedule: Schedule, when: _When, zero: int) -> Lives:
-    """Those in HBM, each from the first to the last region that is given it. Whole weight gradients of which only a share stays live until they are reduced."""
+    """Those in HBM, each from the first to the last region that is given it. Whole weight gradients of which only a share stays live until they are reduced.
+    Of hidden states on the host, chunks from which the embedding's gradient is summed."""
     grads, spans = passing(schedule, zero), {r: when.region(r) for r in schedule.regions}
     reduced = when.external("ext.reduce")[1].tolist()
     times = [tuple(int(t[layer]) for t in spans[region]) for region, layer in schedule.order()]
@@ -113,6 +114,9 @@ def _arguments(schedule: Schedule, when: _When, zero: int) -> Lives:
     for (region, _), (start, end) in zip(schedule.order(), times):
         if grads[region]:
             low.append(start), high.append(max(end, reduced.pop(0)) if len(reduced) > 1 else end), size.append(grads[region])
+    if schedule.hidden == "host":
+        for start, end in zip(*when.external("ext.embed_bwd")):
+            low.append(start), high.append(end), size.append(summed(schedule))
     for first, last, given in handed(schedule):
         low.append(times[first][0] if first >= 0 else 0), high.append(times[last][1] if last >= 0 else 0), size.append(given)
     return _lives(low, high, size)

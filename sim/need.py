@@ -39,17 +39,25 @@ def beside(schedule: Schedule, zero: int) -> int:
     return always + max(((sum if prefetched else max)(made[r] for r in pair) + sum(grads[r] for r in pair) + max(work[r] for r in pair) for pair in pairs), default=0)
 
 
-def transient(schedule: Schedule, zero: int) -> int:
-    """The most bytes of HBM that are made and freed around regions, call by call: hidden states, their gradients and labels, weight gradients (the
-    embedding's last, in the schedule's dtype before it is in fp32), and parameters made for a region. Workspaces are apart."""
-    order, given, made, grads = [r for r, _ in schedule.order()], handed(schedule), parameters(schedule, zero), gradients(schedule)
+def transient(schedule: Schedule) -> int:
+    """The most bytes of HBM that a rank which keeps whole states makes and frees around regions, call by call: hidden states, their gradients and labels,
+    weight gradients, the embedding's last, and parameters made for a region. Workspaces are apart."""
+    given, made, grads = handed(schedule), parameters(schedule, 0), gradients(schedule)
     found = kept = 0
-    for k, region in enumerate(order):
-        ahead = made[order[k + 1]] if sharded(schedule, zero) and k + 1 < len(order) else 0
-        found = max(found, sum(size for first, last, size in given if first <= k <= last) + made[region] + ahead + kept + grads[region])
-        kept += 0 if sharded(schedule, zero) else grads[region]
-    looked_up = ITEM[schedule.dtype] if schedule.hidden == "hbm" and ITEM[schedule.dtype] < GRADIENT_BYTES else 0
-    return max(found, kept + schedule.model.vocab * schedule.model.hidden * (GRADIENT_BYTES + looked_up))
+    for k, (region, _) in enumerate(schedule.order()):
+        kept += grads[region]
+        found = max(found, sum(size for first, last, size in given if first <= k <= last) + made[region] + kept)
+    return max(found, kept + GRADIENT_BYTES * schedule.model.vocab * schedule.model.hidden + summed(schedule))
+
+
+def summed(schedule: Schedule) -> int:
+    """Bytes beside the embedding's fp32 gradient of what it is the sum of: all of it in the schedule's dtype, or a chunk of the host's hidden states in
+    that and in fp32."""
+    m, item = schedule.model, ITEM[schedule.dtype]
+    halves = item < GRADIENT_BYTES
+    if schedule.hidden == "hbm":
+        return item * halves * m.vocab * m.hidden
+    return (item + GRADIENT_BYTES * halves) * (max(n for _, n in schedule.chunks) // schedule.P) * m.hidden
 
 
 def handed(schedule: Schedule) -> list[tuple[int, int, int]]:

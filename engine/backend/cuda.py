@@ -88,16 +88,19 @@ class CudaBackend:
         return self._pinned[-1].tensor
 
     def keep(self, sizes: dict[str, int]) -> None:
-        """By taking the pieces and leaving them with torch's allocator, or not where they are too large. Compute's lies behind what cuBLAS keeps for this
-        stream from a thread's first product on, autograd's thread too: that would lie in the middle of it."""
+        """By taking the pieces and leaving them with torch's allocator; all of them, or none where there is no room for all. Compute's lies behind what cuBLAS
+        keeps for this stream from a thread's first product on, autograd's thread too: that would lie in the middle of it."""
+        with torch.cuda.stream(self.streams["compute"]._stream), torch.enable_grad():
+            a = torch.zeros(16, 16, dtype=torch.bfloat16, device=self.device, requires_grad=True)
+            F.linear(a @ a, a, a[0]).sum().backward()
+        del a
         torch.cuda.empty_cache()
-        for name, size_bytes in sizes.items():
-            stream = torch.cuda.current_stream() if name == CALLER else self.streams[name]._stream
-            with torch.cuda.stream(stream), torch.enable_grad(), suppress(torch.OutOfMemoryError):
-                if name == "compute":
-                    a = torch.zeros(16, 16, dtype=torch.bfloat16, device=self.device, requires_grad=True)
-                    F.linear(a @ a, a, a[0]).sum().backward()
-                torch.empty(round((1 + SPARE) * size_bytes) + SPARE_BYTES, dtype=torch.uint8, device=self.device)
+        pieces = {name: round((1 + SPARE) * size_bytes) + SPARE_BYTES for name, size_bytes in sizes.items() if size_bytes}
+        if sum(pieces.values()) > torch.cuda.mem_get_info()[0]:
+            return
+        for name, size_bytes in pieces.items():
+            with torch.cuda.stream(torch.cuda.current_stream() if name == CALLER else self.streams[name]._stream), suppress(torch.OutOfMemoryError):
+                torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_(source, non_blocking=True)

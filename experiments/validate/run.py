@@ -7,9 +7,8 @@ timelines/ of each row, predicted and measured, for `fpdt explain`.
 """
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from experiments.validate import bars, calibration, grid, predict, report, rows
 from experiments.validate.calibration import Profile
 from experiments.validate.case import SPACES, Case
 from experiments.validate.pool import Pool
+from experiments.validate.record import RANKS, Asked, Record, recorded_gpus
 from experiments.validate.rows import Row
 from sim import text
 from sim.errors import RankLost, UserError
@@ -35,8 +35,6 @@ from sim.schedule import Schedule
 from sim.simulate import simulate
 from sim.timeline import Timeline
 
-COUNT, BUDGET_MIN = {"cuda": 64, "cpu": 8}, {"cuda": 25.0, "cpu": 3.0}
-RANKS = (1, 2, 4, 8)
 MOST_RANKS = 2
 """P is drawn up to it, if nothing is said."""
 TRACE_EVERY = 3
@@ -58,12 +56,12 @@ def validate(
     console = console or Console()
     device = probe.device()
     places, most = _places(device)
-    asked = Asked(device, seed, count, budget_min, gpus or min(MOST_RANKS, places), {"hbm_bytes": hbm_bytes, "host_bytes": host_bytes})
-    if not (out / "grid.csv").exists() and asked.ranks[-1] > most:
+    asked = Asked(device, seed, count, budget_min, gpus or recorded_gpus(out) or min(MOST_RANKS, places), {"hbm_bytes": hbm_bytes, "host_bytes": host_bytes})
+    if asked.ranks[-1] > most and not rows.load(out / "grid.csv", Case):
         raise UserError(f"{asked.ranks[-1]} ranks want a GPU each, this node has {places}; try --gpus {places}, or draw the grid first with --plan MACHINE --out {out}")
     with claimed(out):
         record = Record(out, asked.inputs, command)
-        cases, done = rows.load(out / "grid.csv", Case), rows.load(out / "rows.csv", Row)
+        cases, done = asked.drawn(out), rows.load(out / "rows.csv", Row)
         rows.check(out / "rows.csv", done, cases)
         left = _left(cases, done)
         mine = [case for case in left if case.P <= most]
@@ -96,7 +94,7 @@ def plan(
         cases = asked.draw(price)
     else:
         with claimed(out):
-            if (out / "grid.csv").exists():
+            if (out / "grid.csv").exists() or (out / "rows.csv").exists():
                 raise UserError(f"{out} has a grid already; go on with it without --plan, or name another folder with --out")
             cases = asked.draw(price)
             record = Record(out, asked.inputs, command)
@@ -105,19 +103,6 @@ def plan(
             rows.save(out / "grid.csv", cases)
     report.listing(cases, console or Console(), [price(case) for case in cases])
     return cases
-
-
-class Asked:
-    """What was asked for: all that a grid depends on but the machine."""
-
-    def __init__(self, device: str, seed: int, count: int | None, budget_min: float | None, gpus: int, given: dict) -> None:
-        self.device, self.space, self.given = device, SPACES[device], given
-        self.ranks = tuple(P for P in RANKS if P <= gpus)
-        self._seed, self._count, self._budget_min = seed, count or COUNT[device], budget_min or BUDGET_MIN[device]
-        self.inputs = {"device": device, "seed": seed, "count": self._count, "budget_min": self._budget_min, "ranks": list(self.ranks), **given, "space": asdict(self.space)}
-
-    def draw(self, price: grid.Cost) -> list[Case]:
-        return grid.draw(self.space, self.device, self._seed, self._count, self.ranks, price, self._budget_min * 60)
 
 
 def _places(device: str) -> tuple[int, int]:
@@ -132,61 +117,6 @@ def _places(device: str) -> tuple[int, int]:
 def _left(cases: list[Case], done: list[Row]) -> list[Case]:
     numbers = {row.number for row in done}
     return [case for case in cases if case.number not in numbers]
-
-
-OPTIONS = {"seed": "--seed", "count": "--count", "budget_min": "--budget", "ranks": "--gpus", "hbm_bytes": "--hbm", "host_bytes": "--host"}
-"""What was asked for -> the option that says so."""
-
-
-def _option(name: str, value) -> str:
-    """As it was given on the command line."""
-    if name.endswith("_bytes"):
-        return f"no {OPTIONS[name]}" if not value else f"{OPTIONS[name]} {value >> 30}GiB" if value % (1 << 30) == 0 else f"{OPTIONS[name]} {value}B"
-    return f"{OPTIONS[name]} {value[-1] if name == 'ranks' and value else value}"
-
-
-class Record:
-    """validate.json: what was asked for, what the grid was drawn with, and the sessions of calibration that there were."""
-
-    def __init__(self, out: Path, inputs: dict, command: str) -> None:
-        """Raises UserError where the folder holds a run of other inputs."""
-        self.path, self.out = out / "validate.json", out
-        try:
-            earlier = json.loads(self.path.read_text()) if self.path.exists() else {"inputs": inputs, "sessions": {}}
-            differ = {name: earlier["inputs"].get(name) for name in inputs if earlier["inputs"].get(name) != json.loads(json.dumps(inputs[name]))}
-            kept = {"drawn": earlier["drawn"]} if "drawn" in earlier else {}
-            self.data = {"inputs": inputs, "command": command, "sessions": {name: dict(session) for name, session in earlier["sessions"].items()}, **kept}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(f"{self.path} is no record of fpdt validate ({error}); name another folder with --out") from None
-        if self.path.exists() and differ:
-            if "device" in differ:
-                raise UserError(f"{out} holds a grid for {differ['device']}, this is {inputs['device']}; name another folder with --out")
-            asked = " ".join(_option(name, value) for name, value in differ.items() if name in OPTIONS)
-            raise UserError(f"{out} holds a run {f'with {asked}' if asked else 'of another grid'}; give the same options, or another folder with --out")
-        self.session = ""
-
-    def begin(self) -> Path:
-        """The session of this day and machine, and where its profiles are."""
-        now = {"provenance": probe.provenance(), "gpus": _gpus()}
-        known = self.data["sessions"]
-        self.session = next((name for name, session in known.items() if session == now), f"S{len(known) + 1}")
-        known[self.session] = now
-        self.save()
-        return self.out / "profiles" / self.session
-
-    def finish(self, verdict: list[bars.Bar], done: list[Row], left: int) -> None:
-        self.data |= {"holds": bars.holds(verdict) and not left, "left": left, "bars": [bar._asdict() for bar in verdict], "rivals": report.rivals(done),
-                      "sources": [[*key, share] for key, share in report.sources(done).items()]}
-        self.save()
-
-    def save(self) -> None:
-        write(self.path, json.dumps(self.data, indent=1) + "\n")
-
-
-def _gpus() -> list[str]:
-    import torch
-
-    return [str(torch.cuda.get_device_properties(k).uuid) for k in range(torch.cuda.device_count())]
 
 
 def profiles(record: Record, ranks: Iterable[int], device: str, given: dict, pool: Pool, bar: Progress) -> dict[tuple[str, int], Profile]:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from itertools import chain
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,6 +42,14 @@ def test_what_weights_take_is_not_fixed():
     weights, tokens = 400.0, (64, 256, 1024)
     found = fit([(t * weights, weights + t, 2 * t * weights + 30 * (weights + t)) for t in tokens])
     assert found["fixed_ns"] == 0 and fitted(found, 256 * 10 * weights, 10 * weights + 256) == pytest.approx(2 * 256 * 10 * weights + 30 * (10 * weights + 256), rel=1e-6)
+
+
+def test_no_size_pays_for_a_line_without_a_fixed_part():
+    """Two hundred sizes that scatter by a fifth would let one small size go, which a fixed part meets."""
+    dice = np.random.default_rng(0)
+    scatter = [(g, 0.0, (40 + 100 * g) * (1 + 0.2 * float(dice.standard_normal()))) for g in np.linspace(100, 1000, 200).tolist()]
+    found = fit([(1.0, 0.0, 140.0), *scatter])
+    assert fitted(found, 1, 0) == pytest.approx(140, rel=0.02) and found["fixed_ns"] > 0
 
 
 def test_sizes_beyond_the_timelines_follow_the_microbenchmark_at_the_level_of_the_op():

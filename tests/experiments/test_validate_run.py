@@ -237,11 +237,44 @@ def test_a_folder_of_another_run_is_refused(fake, tmp_path):
 
 def test_a_table_that_is_not_ours_is_not_written_over(fake, tmp_path):
     (tmp_path / "grid.csv").write_text("hi\n")
-    with pytest.raises(UserError, match="grid.csv is no table that fpdt validate wrote .its first line names other columns.; name another folder"):
+    with pytest.raises(UserError, match="holds a grid without its validate.json; put that back, or name another folder"):
         go(tmp_path)
     with pytest.raises(UserError, match="has a grid already"):
         run.plan(TRUTH, out=tmp_path)
     assert (tmp_path / "grid.csv").read_text() == "hi\n"
+    go(tmp_path / "ours")
+    (tmp_path / "ours" / "grid.csv").write_text("hi\n")
+    with pytest.raises(UserError, match="grid.csv is no table that fpdt validate wrote .its first line names other columns.; name another folder"):
+        go(tmp_path / "ours")
+
+
+@pytest.mark.parametrize("old, new, said", (
+    ("demo,", "llama3-8b,", "configuration 0 has model llama3-8b, which is not of this grid"), (",1,256,fp32,1,", ",1,256,fp32,,", "configuration 0 has P None,"),
+    (",1,256,fp32,1,", ",1,256,fp32,2,", "configuration 0 has P 2,"), ("0,0,demo", "5,0,demo", "configuration 0 has number 5,"), ("fp32", "fp8", "has dtype fp8,"),
+    (",cpu", ",cuda", "has device cuda,"), (",cpu\n", ",cpu\n0,0,demo,1,256,fp32,1,1024,256,3,1,query-up,o,cpu\n", "has number 0|has offload 3"),
+))
+def test_a_grid_that_was_changed_is_refused(old, new, said, fake, tmp_path):
+    given = {"gpus": 1, "count": 2, "hbm_bytes": 1 << 34, "host_bytes": 1 << 34, "out": tmp_path}
+    run.plan(TRUTH, **given)
+    good = (tmp_path / "grid.csv").read_text()
+    assert old in good
+    (tmp_path / "grid.csv").write_text(good.replace(old, new, 1))
+    with pytest.raises(UserError, match=said) as refused:
+        run.validate(**given)
+    assert "; put the file back as it was, or name another folder with --out" in str(refused.value) and not fake.calibrated
+    (tmp_path / "grid.csv").write_text(good[:good.rindex("1,0,demo")])
+    with pytest.raises(UserError, match="grid.csv has 1 configurations of 2; put the file back"):
+        run.validate(**given)
+
+
+def test_a_plan_that_was_killed_binds_nobody_and_one_that_was_not_tells_its_ranks(fake, tmp_path, monkeypatch):
+    given = {"count": 4, "hbm_bytes": 1 << 34, "host_bytes": 1 << 34, "out": tmp_path}
+    run.plan(TRUTH, **given, seed=1, gpus=2)
+    (tmp_path / "grid.csv").unlink()  # its record is written first
+    cases = run.plan(TRUTH, **given, seed=4, gpus=2)
+    monkeypatch.setattr(run, "_places", lambda device: (1, 1))
+    run.validate(**given, seed=4)  # drawn for two, said by nobody
+    assert len(table(tmp_path)) == sum(case.P == 1 for case in cases) and json.loads((tmp_path / "validate.json").read_text())["inputs"]["ranks"] == [1, 2]
 
 
 def test_a_grid_for_gpus_is_not_gone_on_with_on_a_cpu(fake, tmp_path):

@@ -32,18 +32,18 @@ def test_a_little_above_the_simulated_peak(name, layers, P, zero, settings):
 
 def test_what_comes_and_goes_by_hand():
     """Last of all regions, backward of the first layer: two gradients of hidden states, its parameters in bf16, and every weight's gradient but the
-    embedding's, or under ZeRO-3 its own alone and the parameters of the next."""
+    embedding's."""
     m = model("demo", layers=2)
     hidden, labels, loss = 4096 * 256 * 2, 8 * 4096, 2 * m.head_params + 4 * m.head_params
     schedule = build(m, Strategy(sp=2, chunk=1024), 8192)
     assert sorted(handed(schedule)) == [(-1, 0, hidden), (-1, 2, labels), (0, 1, hidden), (1, 2, hidden), (2, 3, hidden), (3, 4, hidden), (4, 4, hidden)]
-    assert transient(schedule, 0) == 2 * hidden + 2 * m.block_params + 4 * (m.head_params + 2 * m.block_params + 1) > 2 * hidden + labels + loss  # 1: the loss
-    assert transient(schedule, 3) == 2 * hidden + (2 * 2 + 4) * m.block_params
+    assert transient(schedule) == 2 * hidden + 2 * m.block_params + 4 * (m.head_params + 2 * m.block_params + 1) > 2 * hidden + labels + loss  # 1: the loss
     kept = build(m, Strategy(sp=2, chunk=1024, offload=False), 8192)
     assert [h for h in handed(kept) if h not in handed(schedule)] == [(-1, 4, hidden), (0, 3, hidden)]  # every layer's x stays for backward
     wide = model("demo", layers=1, vocab=1 << 20)
-    assert transient(build(wide, Strategy(chunk=1024), 1024), 0) == 4 * (wide.params + 1) + 2 * wide.vocab * wide.hidden  # the embedding's, in both dtypes
-    assert transient(build(wide, Strategy(chunk=1024, hidden="host"), 1024), 0) == 4 * (wide.params + 1)
+    assert transient(build(wide, Strategy(chunk=1024), 1024)) == 4 * (wide.params + 1) + 2 * wide.vocab * wide.hidden  # the embedding's, in both dtypes
+    assert transient(build(wide, Strategy(chunk=1024, hidden="host"), 1024)) == 4 * (wide.params + 1) + 6 * 1024 * wide.hidden  # of a chunk, in both dtypes
+    assert transient(build(wide, Strategy(chunk=1024), 1024, "fp32")) == 4 * (wide.params + 1)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -53,7 +53,7 @@ def test_pools_of_a_simulated_step_are_arenas_states_workspace_and_what_comes_an
         schedule = build(m, strategy, 8192 * chunks)
         timeline = simulate(schedule, strategy, A100)
         largest = max(workspace(schedule, region, A100.kernel) for region in schedule.regions) + int(A100.get("blas_bytes") or 0)
-        assert reserved_bytes(timeline) == schedule.arena_bytes("hbm") + 12 * m.params + transient(schedule, 0) + largest
+        assert 0 <= schedule.arena_bytes("hbm") + 12 * m.params + transient(schedule) + largest - reserved_bytes(timeline) <= 4  # the loss is no parameter
 
 
 def test_its_parts_by_hand():

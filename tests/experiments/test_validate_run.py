@@ -337,10 +337,10 @@ def test_a_profile_is_a_machines_file(tmp_path):
 
 def test_reserved_memory_is_told_on_gpus():
     """A pool a stream; and what was measured falls into workspace and arguments, cuBLAS's pieces counting as workspace."""
-    one = Case(0, 0, "demo", 1, 256, "bf16", 1, 2048, 512, True, 2, "query-up", "qkvo", "cuda")
+    one = Case(0, 0, "demo", 1, 1 << 16, "bf16", 1, 2048, 512, True, 2, "query-up", "qkvo", "cuda")  # logits are large, and gone when gradients are most
     schedule = one.schedule()
     row, timeline = predict.row(one, schedule, Profile(TRUTH, [1.0], [1.0]), "S1", (1, 1))
-    assert row.reserved_predicted == reserved_bytes(timeline) >= peak_bytes(timeline, "hbm")
+    assert row.reserved_predicted == reserved_bytes(timeline) > 1.01 * peak_bytes(timeline, "hbm")
     memory = {"peak": schedule.arena_bytes("hbm") + 5000 + 1000 + 200, "states": 5000, "workspace": 936, "blas": 64}
     assert calibration.spent(schedule, memory) == (1000, 200)
 

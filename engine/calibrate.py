@@ -25,8 +25,7 @@ from sim import text
 from sim.build.step import build
 from sim.cost import features
 from sim.externals import moved_bytes
-from sim.machine import CARDS, Machine
-from sim.machine import machine as published
+from sim.machine import Machine, published
 from sim.model import Model
 from sim.ops import KINDS, key
 from sim.schedule import PREV, Schedule
@@ -157,8 +156,8 @@ def profile(
     }
     numbers = {k: {"value": v, "source": source} for k, v in values.items()}
     numbers["peak_name"] = {"value": f"best GEMM of the calibration ({dtype}, one {'core' if device == 'cpu' else 'GPU'})", "source": source}
-    if device == "cuda" and dtype == "bf16" and (card := probe.gpu()) in CARDS:
-        numbers |= {name: published(CARDS[card]).numbers[name] for name in ("peak_TFLOPS", "peak_name")}
+    if device == "cuda" and (known := published(probe.gpu(), dtype)):
+        numbers |= {name: known.numbers[name] for name in ("peak_TFLOPS", "peak_name")}
     if reference := reference_MHz(runs):
         numbers["clock_MHz"] = {"value": round(reference), "source": source}
         if most := probe.clock_max_MHz():

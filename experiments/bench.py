@@ -23,8 +23,7 @@ from sim import text
 from sim.build.step import build
 from sim.errors import UserError, unknown
 from sim.files import claimed, write
-from sim.machine import CARDS, Machine
-from sim.machine import machine as find_machine
+from sim.machine import Machine, published
 from sim.model import Model
 from sim.schedule import Schedule
 from sim.strategy import Strategy
@@ -158,8 +157,7 @@ def causal_flops(m: Model, seq: int, part: str) -> int:
 def peak_TFLOPS(found: list[dict], dtype: str, machine: Machine | None) -> float | None:
     """Of a given machine, or the published one of this GPU in bf16; None where neither is known."""
     gpu = next((row["gpu"] for row in found if row.get("gpu")), None)
-    if machine is None and gpu in CARDS and dtype == "bf16":
-        machine = find_machine(CARDS[gpu])
+    machine = machine or published(gpu, dtype)
     return machine["peak_TFLOPS"] if machine else None
 
 

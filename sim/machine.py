@@ -54,11 +54,11 @@ OPTIONAL = {
 TEXTS = ("peak_name",)
 """Numbers that are words: what the peak is."""
 
-CARDS = {
+_CARDS = {
     "NVIDIA H200": "h200-141g-sxm", "NVIDIA H100 80GB HBM3": "h100-80g-sxm",
     "NVIDIA A100-SXM4-80GB": "a100-80g-sxm", "NVIDIA A100-SXM4-40GB": "a100-40g-sxm",
 }
-"""GPU, as its driver names it -> the machine whose published bf16 peak it has."""
+"""GPU, as its driver names it -> its machine."""
 
 NAMED = {"kernel": "torch flash (FA2)", "dtype": "bf16"}
 """What a calibration may name beside its numbers, and an example."""
@@ -236,3 +236,8 @@ def machine(name_or_path: str | Path) -> Machine:
     except OSError:  # a name that no file can have
         pass
     raise unknown("machine", str(name_or_path), presets())
+
+
+def published(gpu: str | None, dtype: str) -> Machine | None:
+    """The machine whose published peak a GPU has, by what its driver calls it; None where it is not known, or not for this dtype."""
+    return machine(_CARDS[gpu]) if gpu in _CARDS and dtype == "bf16" else None

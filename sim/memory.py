@@ -114,9 +114,8 @@ def _arguments(schedule: Schedule, when: _When, zero: int) -> Lives:
     for (region, _), (start, end) in zip(schedule.order(), times):
         if grads[region]:
             low.append(start), high.append(max(end, reduced.pop(0)) if len(reduced) > 1 else end), size.append(grads[region])
-    if schedule.hidden == "host":
-        for start, end in zip(*when.external("ext.embed_bwd")):
-            low.append(start), high.append(end), size.append(summed(schedule))
+    for start, end in zip(*when.external("ext.embed_bwd")):  # of hidden states on the host alone
+        low.append(start), high.append(end), size.append(summed(schedule))
     for first, last, given in handed(schedule):
         low.append(times[first][0] if first >= 0 else 0), high.append(times[last][1] if last >= 0 else 0), size.append(given)
     return _lives(low, high, size)

@@ -30,7 +30,6 @@ from sim.ops import KINDS, key
 from sim.schedule import Schedule
 from sim.simulate import simulate
 from sim.strategy import Strategy
-from sim.timeline import Timeline
 
 STEPS = 5
 """Of a calibration job, every other one traced."""
@@ -127,7 +126,8 @@ def crossed(machine: Machine, made: list[Schedule], runs: list[Run]) -> list[flo
         without = replace(machine, fits=fits)
         for schedule, run in zip(made, runs):
             if schedule.chunk == chunk:
-                found.append(measure.step_ns(run)[0] / int(_simulated(without, schedule).end_ns.max()))
+                predicted = simulate(schedule, Strategy(sp=schedule.P, chunk=schedule.chunk, zero=0), without)
+                found.append(measure.step_ns(run)[0] / int(predicted.end_ns.max()))
     return found
 
 
@@ -135,10 +135,6 @@ def _scatter(run: Run) -> list[tuple[int, int]]:
     """(ns, median ns) of each untraced step."""
     median = measure.step_ns(run)[0]
     return [(ns, median) for step, ns in enumerate(run.step_ns) if step and step not in run.traces]
-
-
-def _simulated(machine: Machine, schedule: Schedule) -> Timeline:
-    return simulate(schedule, Strategy(sp=schedule.P, chunk=schedule.chunk, zero=0), machine)
 
 
 def spent(schedule: Schedule, memory: dict[str, int]) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from experiments.validate.record import RANKS, Asked, Record, recorded_gpus
 from experiments.validate.rows import Row
 from sim import text
 from sim.errors import RankLost, UserError
-from sim.files import claimed, folder, write
+from sim.files import claimed, folder
 from sim.machine import Machine
 from sim.metrics import peak_bytes, times
 from sim.schedule import Schedule

@@ -94,9 +94,9 @@ def test_peaks_inside_ops_and_between_them(allocator):
 
     allocator.take(10_000)
     allocator.take(900), allocator.take(-900)  # the set-up's, which the allocator keeps until it is told not to
-    watch = footprint._Allocator(lambda: (allocator.take(2000), allocator.take(-2000)))  # the room for workspaces, which it is to keep
+    watch = footprint._Allocator(lambda: (torch.cuda.empty_cache(), allocator.take(400), allocator.take(-400)))  # as a backend makes room
     op(50, -50)()
     op(20, -10)()
     allocator.take(300), allocator.take(-300)
     op(40, -40, 5)()
-    assert watch.found() == {"peak": 10_310 - 8192, "workspace": 50, "blas": 4000, "reserved": 12_007 - 8192}
+    assert watch.found() == {"peak": 10_310 - 8192, "workspace": 50, "blas": 4000, "reserved": 10_407 - 8192}

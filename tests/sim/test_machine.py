@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sim.errors import UserError
-from sim.machine import CARDS, NUMBERS, TEXTS, load, machine, presets
+from sim.machine import _CARDS, NUMBERS, TEXTS, load, machine, presets
 from tests.sim.tiny import tiny_machine
 
 PUBLISHED = {"a100-40g-sxm": (312, 40), "a100-80g-sxm": (312, 80), "h100-80g-sxm": (989, 80), "h200-141g-sxm": (989, 141)}
@@ -24,7 +24,7 @@ def test_presets_say_where_every_number_comes_from(name):
 
 
 def test_presets_are_these():
-    assert set(presets()) == {*PUBLISHED, *MEASURED} and set(CARDS.values()) == set(PUBLISHED)
+    assert set(presets()) == {*PUBLISHED, *MEASURED} and set(_CARDS.values()) == set(PUBLISHED)
 
 
 @pytest.mark.parametrize("name", MEASURED)

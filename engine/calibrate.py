@@ -27,7 +27,7 @@ from sim.cost import features
 from sim.externals import moved_bytes
 from sim.machine import Machine, published
 from sim.model import Model
-from sim.ops import KINDS, key
+from sim.ops import KINDS, key, sub_chunks
 from sim.schedule import PREV, Schedule
 from sim.strategy import Strategy
 
@@ -102,11 +102,11 @@ def curves(made: list[Schedule], runs: list[Run], source: str, slowdown: dict[st
 
 
 def issued(made: list[Schedule], runs: list[Run]) -> dict[str, float]:
-    """By cost key, the median over all ops of all runs that told it."""
+    """By cost key, ns a sub-chunk, the median over all ops of all runs that told it."""
     found = defaultdict(list)
     for schedule, run in zip(made, runs):
         for op in (op for region in schedule.regions.values() for op in region.ops if op.id in run.issue_ns):
-            found[key(op)].append(run.issue_ns[op.id])
+            found[key(op)].append(run.issue_ns[op.id] / sub_chunks(op, schedule))
     return {k: float(np.median(ns)) for k, ns in found.items()}
 
 

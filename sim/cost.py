@@ -9,8 +9,9 @@ import math
 from bisect import bisect
 from dataclasses import replace
 
+from sim import heads
 from sim.machine import Machine
-from sim.ops import KINDS, PARTS, Work, key
+from sim.ops import KINDS, PARTS, Work, key, sub_chunks
 from sim.schedule import Schedule
 
 
@@ -35,20 +36,26 @@ def works(schedule: Schedule) -> dict[str, Work]:
 def op_ns(machine: Machine, schedule: Schedule, each: dict[str, Work]) -> dict[str, int]:
     """Op id -> duration in ns; each: what `works` says, whose objects are priced once."""
     cache: dict[int, int] = {}
-    result = {}
+    result, slower = {}, attention_slower(machine, schedule)
     for region in schedule.regions.values():
         for op in region.ops:
             same = id(work := each[op.id])
             if same not in cache:
-                cache[same] = price(machine, key(op), work, schedule.P, op.args.get(PARTS, 1))
+                cache[same] = round(slower.get(op.kind, 1) * price(machine, key(op), work, schedule.P, op.args.get(PARTS, 1)))
             result[op.id] = cache[same]
     return result
 
 
+def attention_slower(machine: Machine, schedule: Schedule) -> dict[str, float]:
+    """Kind -> how many times as long as by its curve, for head_dims that differ."""
+    found = heads.other(machine, schedule.model.head_dim)
+    return dict(zip(("attn", "attn_bwd"), found.slower)) if found else {}
+
+
 def issue_ns(machine: Machine, schedule: Schedule) -> dict[str, int]:
-    """Op id -> what the host pays to issue it, in ns."""
-    known, else_ns = {k: round(fit["issue_ns"]) for k, fit in machine.fits.items() if "issue_ns" in fit}, round(machine["launch_ns"])
-    return {op.id: known.get(key(op), else_ns) if known else else_ns for region in schedule.regions.values() for op in region.ops}
+    """Op id -> what the host pays to issue it, in ns: so much for each sub-chunk."""
+    known, else_ns = {k: fit["issue_ns"] for k, fit in machine.fits.items() if "issue_ns" in fit}, round(machine["launch_ns"])
+    return {op.id: round(known[k] * sub_chunks(op, schedule)) if (k := key(op)) in known else else_ns for region in schedule.regions.values() for op in region.ops}
 
 
 def features(work: Work) -> tuple[float, float]:

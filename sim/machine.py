@@ -83,8 +83,8 @@ class Machine:
     """name -> {"value", "source"}."""
     fits: dict[str, dict] = field(default_factory=dict)
     """sim.ops.key of an op -> {"fixed_ns", "ns_per_gflop", "ns_per_MB", "issue_ns", "bend", "source"}; a slope that is absent is 0. issue_ns: what
-    the host pays to issue it, launch_ns if absent. bend, where the line does not fit at every size: [[ns by the line, measured ns / that], ...],
-    ascending, interpolated over the logarithm of the ns, constant beyond."""
+    the host pays to issue it, or each of its sub-chunks, launch_ns for all of it if absent. bend, where the line does not fit at every size: [[ns by
+    the line, measured ns / that], ...], ascending, interpolated over the logarithm of the ns, constant beyond."""
     slowdown: dict[str, dict] = field(default_factory=dict)
     """"compute|h2d" -> {"compute": 0.97, "h2d": 0.8, "source"}: rates while these run together, 1 = alone."""
     points: list[dict] = field(default_factory=list)
@@ -115,6 +115,12 @@ class Machine:
                 _check(self.where, name, self._entry(name, _EXAMPLE[rule]).get("value"), rule)
         if not isinstance(self.points, list) or not all(isinstance(point, dict) and isinstance(point.get("name"), str) for point in self.points):
             raise UserError(f"{self.where}: points must be a list of objects that have a name; try \"points\": []")
+        for point in self.points:
+            if not isinstance(args := point.get("args", {}), dict) or not all(isinstance(value, (str, int, float)) for value in args.values()):
+                raise UserError(f"{self.where}: points.{point['name']} has args that are no names and values; try \"args\": {{\"bytes\": 4}}")
+            for name in ("ns", "GFLOPs", "clock_MHz"):
+                if point.get(name) is not None:
+                    _check(self.where, f"points.{point['name']}.{name}", point[name], "non-negative")
         for key, fit in self.fits.items():
             _check_bend(self.where, key, fit.get("bend", []))
             for name in _FIT:

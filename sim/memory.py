@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from sim import heads
 from sim.externals import GRADIENT_BYTES, sharded
 from sim.layout import ITEM
 from sim.machine import Machine
@@ -122,9 +123,9 @@ def _arguments(schedule: Schedule, when: _When, zero: int) -> Lives:
 
 
 def _workspace(schedule: Schedule, when: _When, machine: Machine | None) -> Lives:
-    size, ops = [], []
+    size, ops, kernel = [], [], heads.kernel(machine, schedule.model.head_dim) if machine else ""
     for name in schedule.regions:
-        for k, needed in workspaces(schedule, name, machine.kernel if machine else ""):
+        for k, needed in workspaces(schedule, name, kernel):
             size.append(needed)
             ops.append(when.base[name] + k)
     start, end = when.start[ops], when.end[ops]

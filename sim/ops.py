@@ -111,6 +111,11 @@ def _operands(op_kind: str, model_kind: str) -> Operands:
     return Operands(kind.reads + names(kind.weights, model_kind) + tuple(f"{n}?" for n in sums), kind.writes + sums)
 
 
+def sub_chunks(op: Op, s: Schedule) -> int:
+    """How many sub-chunks an op works through, one after the other."""
+    return min(op.args["sub"], op.args["n"] // s.P) if "sub" in op.args else 1
+
+
 def split(op: Op, model: Model, operands: list) -> tuple[list, list, list]:
     """(activations, weights, sums so far) of what stands for an op's reads."""
     weights, sums = _borders(op, model)
@@ -456,7 +461,7 @@ def _ce_work(op: Op, s: Schedule) -> Work:
     """Logits, their gradient times the head, and the head's gradient; each sub-chunk reads the head twice, and reads and writes its fp32 gradient."""
     t, m, e = op.args["n"] // s.P, s.model, ITEM[s.dtype]
     head = m.vocab * m.hidden
-    return Work(gemm_flops=6 * t * head, hbm_bytes=e * 8 * t * m.hidden + min(op.args["sub"], t) * head * (2 * e + 8))
+    return Work(gemm_flops=6 * t * head, hbm_bytes=e * 8 * t * m.hidden + sub_chunks(op, s) * head * (2 * e + 8))
 
 
 def _attn_work(passes: int):

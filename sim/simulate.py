@@ -17,7 +17,7 @@ import numpy as np
 from simpy import Environment, Event
 from simpy.events import Timeout
 
-from sim import clock, memory
+from sim import clock, heads, memory
 from sim.contention import Pool
 from sim.cost import issue_ns, needed, op_ns, unfitted, works
 from sim.errors import UserError
@@ -343,9 +343,8 @@ def _assumptions(machine: Machine, schedule: Schedule, world: _World) -> list[st
         notes += [f"contention of {streams}: never measured together, priced like its slowest measured part" for streams in world.pool.table.unmeasured()]
     if machine.dtype not in ("", schedule.dtype):
         notes.append(f"cost curves: measured in {machine.dtype}, taken for {schedule.dtype}")
-    if machine.get("head_dim") not in (None, schedule.model.head_dim):
-        slower = "most kernels are slower there" if schedule.model.head_dim < machine["head_dim"] else "kernels may be faster or slower there"
-        notes.append(f"attention curves: measured at head_dim {machine['head_dim']}, taken for {schedule.model.head_dim}; {slower}")
+    if said := heads.said(machine, schedule.model.head_dim):
+        notes.append(said)
     if schedule.P > machine["gpus_per_node"]:
         notes.append(f"P={schedule.P} spans nodes of {int(machine['gpus_per_node'])}: all-to-alls and reductions run wholly at the network's speed")
     for name in sorted({n for region in schedule.regions.values() for op in region.ops if op.kind == "pin" for n in needed(key(op))}):

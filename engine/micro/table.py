@@ -47,12 +47,12 @@ SIZES = {
     "cpu": {"pairs": (128, 256), "far": ((64, 256),), "shapes": ((4, 2, 16),), "shape_tokens": 128, "tokens": (64, 256), "MiB": (1, 4), "move": 1 << 20},
     "cuda": {
         "pairs": (4096, 8192, 16384, 32768, 65536), "far": ((8192, 32768), (32768, 8192)), "shape_tokens": 8192,
-        "shapes": ((32, 32, 128), (32, 8, 128), (16, 16, 128), (16, 4, 128), (32, 32, 64), (32, 32, 80)),
+        "shapes": ((32, 32, 128), (32, 32, 80), (32, 32, 64), (32, 8, 128), (16, 16, 128), (16, 4, 128)),
         "tokens": (2048, 8192, 32768), "MiB": (1, 4, 16, 64, 256), "move": 256 << 20,
     },
 }
-"""By kind of device: tokens of square pairs; rectangular ones (S, K); (H, G, D) other than the model's, and their tokens; tokens of other
-work; sizes of what is sent, and of what streams through memory (bytes)."""
+"""By kind of device: tokens of square pairs; rectangular ones (S, K); (H, G, D) other than the model's, and their tokens (head_dims first, which
+sim.heads compares, as the time may not suffice for all); tokens of other work; sizes of what is sent, and of what streams through memory (bytes)."""
 
 
 def _of(p: Place) -> dict:

@@ -1,6 +1,8 @@
 """The worker: steps that nothing is kept of, and what each op costs the host."""
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 
 from engine import calibrate
@@ -45,6 +47,8 @@ def test_each_op_s_issue_is_told():
     curves = calibrate.curves([s], [run], "here")
     of_kind = sorted(ns for id, ns in run.issue_ns.items() if id in ops and ops[id].kind == "proj")
     assert of_kind[0] <= curves["proj"]["issue_ns"] <= of_kind[-1] and "issue_ns" not in calibrate.curves([s], [plain], "here")["proj"]
+    of_kind = [ns for id, ns in run.issue_ns.items() if id in ops and ops[id].kind == "ce"]
+    assert curves["ce"]["issue_ns"] == pytest.approx(median(of_kind) / 4)  # sub-chunks
 
 
 @pytest.mark.parametrize("slower", ("proj", "reload"))

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from sim.build.step import build
-from sim.cost import features, op_ns, price, unfitted, works
+from sim.cost import features, issue_ns, op_ns, price, unfitted, works
 from sim.externals import externals, moved_bytes
 from sim.machine import NUMBERS, Machine, machine
 from sim.model import model
@@ -71,6 +71,15 @@ def test_a_loss_moves_its_head_once_a_sub_chunk():
         schedule = build(m, Strategy(chunk=chunk, loss_sub=sub), 4 * chunk)
         op = next(op for op in schedule.regions["loss"].ops if op.kind == "ce")
         assert features(KINDS["ce"].work(op, schedule)) == (6 * chunk * head / 1e9, (2 * 8 * chunk * m.hidden + times * 12 * head) / 1e6)
+
+
+def test_the_host_pays_for_each_sub_chunk():
+    """The last chunk is shorter than its sub-chunks are many; a kind without issue_ns takes launch_ns."""
+    schedule = build(model("demo"), Strategy(chunk=6, ffn_sub=3, loss_sub=4), 8, "fp32")
+    told = dataclasses.replace(PLAIN, fits={k: {"fixed_ns": 0, "issue_ns": ns} for k, ns in (("ffn", 10.25), ("ce", 100), ("proj", 7))})
+    found = issue_ns(told, schedule)
+    assert [found[id] for id in ("fwd.ffn[0]", "fwd.ffn[1]", "loss.ce[0]", "loss.ce[1]", "fwd.proj[0]", "fwd.qkv[0]")] == [31, 20, 400, 200, 7, 1]
+    assert set(issue_ns(PLAIN, schedule).values()) == {1}
 
 
 @pytest.mark.parametrize("seq, P", [(16_384, 1), (10_000, 2), (9_000, 4)])

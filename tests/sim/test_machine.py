@@ -104,6 +104,9 @@ BROKEN = [
     (("fits", "qkv", "bend"), [[1000, 1], [1000, 2]], "m.json: fits.qkv.bend must ascend in ns; sort it"),
     (("numbers", "pin_GBps"), {"value": 0, "source": "measured: today"}, 'm.json: pin_GBps=0 must be positive; try "pin_GBps": 1'),
     (("points",), {"name": "h2d"}, 'm.json: points must be a list of objects that have a name; try "points": []'),
+    (("points",), [{"name": "h2d", "args": 4}], 'm.json: points.h2d has args that are no names and values; try "args": {"bytes": 4}'),
+    (("points",), [{"name": "h2d", "args": {"bytes": [4]}}], 'm.json: points.h2d has args that are no names and values; try "args": {"bytes": 4}'),
+    (("points",), [{"name": "h2d", "ns": "7"}], 'm.json: points.h2d.ns=7 is no number; try "ns": 0'),
     (("kind",), "tpu", 'm.json: kind \'tpu\' must be cuda or cpu; try "kind": "cuda"'),
     (("numbers",), DELETE, 'm.json: "numbers" is missing; a machine has name, kind and numbers, copy a preset'),
 ]

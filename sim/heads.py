@@ -1,4 +1,4 @@
-"""Heads: attention of another head_dim than that of a machine's cost curves, as its microbenchmarks tell it.
+"""Heads: attention of another head_dim than that of a machine's cost curves or rates, as its microbenchmarks tell it.
 
 They time each kernel at several head_dims, everything else equal. So a calibration for one model says how much longer another's attention takes
 a FLOP (at one clock), and which kernel is the fastest there.
@@ -52,9 +52,9 @@ def said(machine: Machine, head_dim: int) -> str:
     if base in (None, head_dim):
         return ""
     if not (found := other(machine, head_dim)):
-        return f"attention curves: measured at head_dim {base}, taken for {head_dim}; {'most kernels are slower there' if head_dim < base else 'kernels may be faster or slower there'}"
+        return f"attention: measured at head_dim {base}, taken for {head_dim}; {'most kernels are slower there' if head_dim < base else 'kernels may be faster or slower there'}"
     alone = f", {found.unmeasured[0]} as the other direction, as it was not measured" if found.unmeasured else ""
-    return f"attention curves: measured at head_dim {base}; at {head_dim} a FLOP takes {found.slower[0]:.2f} times as long forward and {found.slower[1]:.2f} backward by microbenchmarks of {found.kernel}{alone}"
+    return f"attention: measured at head_dim {base}; at {head_dim} a FLOP takes {found.slower[0]:.2f} times as long forward and {found.slower[1]:.2f} backward by microbenchmarks of {found.kernel}{alone}"
 
 
 def _fastest(machine: Machine, way: str, kernel: str, base: int, head_dim: int) -> tuple[float, str] | None:

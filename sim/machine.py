@@ -45,7 +45,7 @@ OPTIONAL = {
     "clock_MHz": ("positive", "clock that cost curves hold at"),
     "clock_max_MHz": ("positive", "the most that its clock rises to"),
     "power_TFLOPS": ("positive", "TFLOP/s that its power allows at clock_max_MHz"),
-    "head_dim": ("count", "head_dim of the attention that cost curves were measured on"),
+    "head_dim": ("count", "head_dim of the attention that cost curves, or rates, were measured on"),
     "region_ns": ("non-negative", "the host's own work before each region, autograd's included"),
     "step_ns": ("non-negative", "what a step takes before the first and after the last of its work: data, and the host's wait for the loss"),
 }
@@ -63,6 +63,8 @@ _CARDS = {
 NAMED = {"kernel": "torch flash (FA2)", "dtype": "bf16"}
 """What a calibration may name beside its numbers, and an example."""
 
+FORMAT = 2
+"""Of a file with cost curves; it changes with what these mean: 2 since issue_ns is a sub-chunk's."""
 MOST = 1e15
 """Larger numbers, and smaller ones than one in as many, are no machine's."""
 NEVER = "never measured"
@@ -175,7 +177,7 @@ class Machine:
 
     def save(self, path: str | Path) -> None:
         """Writes the machine as JSON, whole or not at all."""
-        data = {"name": self.name, "kind": self.kind, "numbers": self.numbers, "fits": self.fits, "slowdown": self.slowdown}
+        data = {"name": self.name, "kind": self.kind, "format": FORMAT, "numbers": self.numbers, "fits": self.fits, "slowdown": self.slowdown}
         rows = ",\n    ".join(json.dumps(point) for point in self.points)
         points = f',\n  "points": [\n    {rows}\n  ]' if rows else ""
         write(path, json.dumps(data, indent=2).removesuffix("\n}") + points + "\n}\n")
@@ -223,6 +225,8 @@ def load(path: str | Path) -> Machine:
         raise UserError(f"{path}: not JSON ({error}); write it with fpdt calibrate, or copy a preset") from None
     if not isinstance(data, dict) or not isinstance(data.get("numbers"), dict):
         raise UserError(f"{path}: \"numbers\" is missing; a machine has name, kind and numbers, copy a preset")
+    if data.get("fits") and data.get("format") != FORMAT:
+        raise UserError(f"{path}: its cost curves are of format {data.get('format', 1)}, as another version of fpdt wrote them, and this one reads {FORMAT}; calibrate again, it takes minutes")
     return Machine(str(data.get("name", path.stem)), str(data.get("kind")), data["numbers"], data.get("fits", {}), data.get("slowdown", {}), data.get("points", []), path.name)
 
 

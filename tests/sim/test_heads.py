@@ -54,10 +54,10 @@ def test_a_direction_that_was_not_measured_is_as_the_other():
     found = heads.other(measured(*FORWARD, point("backward", "cuDNN", 80, None)), 80)
     assert found == heads.Other((1.5, 1.5), "cuDNN", ("backward",))
     assert heads.said(measured(*FORWARD), 80) == (
-        "attention curves: measured at head_dim 128; at 80 a FLOP takes 1.50 times as long forward and 1.50 backward by microbenchmarks of cuDNN, "
+        "attention: measured at head_dim 128; at 80 a FLOP takes 1.50 times as long forward and 1.50 backward by microbenchmarks of cuDNN, "
         "backward as the other direction, as it was not measured")
     assert heads.said(measured(*FORWARD, *BACKWARD), 80) == (
-        "attention curves: measured at head_dim 128; at 80 a FLOP takes 1.50 times as long forward and 2.50 backward by microbenchmarks of "
+        "attention: measured at head_dim 128; at 80 a FLOP takes 1.50 times as long forward and 2.50 backward by microbenchmarks of "
         "cuDNN forward, torch flash (FA2) backward")
 
 

@@ -107,6 +107,8 @@ BROKEN = [
     (("points",), [{"name": "h2d", "args": 4}], 'm.json: points.h2d has args that are no names and values; try "args": {"bytes": 4}'),
     (("points",), [{"name": "h2d", "args": {"bytes": [4]}}], 'm.json: points.h2d has args that are no names and values; try "args": {"bytes": 4}'),
     (("points",), [{"name": "h2d", "ns": "7"}], 'm.json: points.h2d.ns=7 is no number; try "ns": 0'),
+    (("format",), DELETE, "m.json: its cost curves are of format 1, as another version of fpdt wrote them, and this one reads 2; calibrate again, it takes minutes"),
+    (("format",), 3, "m.json: its cost curves are of format 3, as another version of fpdt wrote them, and this one reads 2; calibrate again, it takes minutes"),
     (("kind",), "tpu", 'm.json: kind \'tpu\' must be cuda or cpu; try "kind": "cuda"'),
     (("numbers",), DELETE, 'm.json: "numbers" is missing; a machine has name, kind and numbers, copy a preset'),
 ]

@@ -282,6 +282,7 @@ def validate(
     hbm: Annotated[Optional[str], typer.Option(help="Device memory of one GPU instead of what there is: 80GiB.")] = None,
     host: Annotated[Optional[str], typer.Option(help="Host memory of this node instead of what there is: 1TiB.")] = None,
     plan: Annotated[Optional[str], typer.Option(metavar="MACHINE", help="Only lists the grid that this machine would get: a name that `fpdt machines` lists, or a file. With --out it is written there, to go on with.")] = None,
+    by: Annotated[Optional[str], typer.Option(metavar="MACHINE", help="Runs nothing: how well this machine's profile tells what was measured in --out.")] = None,
     out: Annotated[Optional[Path], typer.Option(metavar="FOLDER", help="Where grid, rows and picture go, results/validate if not given; a run that was interrupted goes on there.")] = None,
 ) -> None:
     """Predicts and measures a grid of held-out configurations on this machine, and holds the errors against bars: exits with 1 if one is missed."""
@@ -290,6 +291,14 @@ def validate(
     asked = {"seed": seed, "count": count, "budget_min": budget, "gpus": gpus, **sizes, "command": shlex.join(["fpdt", *sys.argv[1:]])}
     from sim import machine as machines
 
+    if by is not None and plan is not None:
+        raise UserError("--plan draws a grid and --by judges one that was measured; give one of them")
+    if by is not None:
+        computer = machines.machine(by).override(**sizes)
+        from experiments.validate.by import by as told
+
+        told(computer, out or Path("results/validate"))
+        return
     if plan is not None:
         computer = machines.machine(plan)
         from experiments.validate.run import plan as listed

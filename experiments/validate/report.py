@@ -25,7 +25,7 @@ def listing(cases: list[Case], console: Console, seconds: list[float] | None = N
     """What will be run."""
     extra = ("takes s",) if seconds else ()
     lines = [(case.number, case.group, *_of(case), *((f"{seconds[k]:.0f}",) if seconds else ())) for k, case in enumerate(cases)]
-    _print(("", "group", *WHAT, *extra), lines, console)
+    table(("", "group", *WHAT, *extra), lines, console)
     vocab = {case.vocab for case in cases}
     _say(f"{len(cases)} configurations in {len({case.group for case in cases})} groups (same model, layers, S and P), vocabulary {', '.join(map(str, vocab))}, {cases[0].dtype}"
          + (f"; {sum(seconds) / 60:.1f} min as predicted, calibration apart" if seconds else ""), console)
@@ -34,9 +34,9 @@ def listing(cases: list[Case], console: Console, seconds: list[float] | None = N
 def report(rows: list[Row], verdict: list[Bar], record: dict, out: Path, console: Console) -> None:
     """Everything, and scatter.png."""
     rows = sorted(rows, key=lambda row: row.number)
-    _print(("", "group", *WHAT, "predicted s", "measured s", "its spread", "error", "hidden", "measured", "ws+states", "reserved"), [(row.number, row.group, *_of(row), *_results(row)) for row in rows], console)
+    table(("", "group", *WHAT, "predicted s", "measured s", "its spread", "error", "hidden", "measured", "ws+states", "reserved"), [(row.number, row.group, *_of(row), *_results(row)) for row in rows], console)
     _say("\nMemory of a rank, GiB, predicted | measured", console)
-    _print(("", *(name.replace("_", " ") for name in MEMORY)), [(row.number, *(_pair(row, name) for name in MEMORY)) for row in rows], console)
+    table(("", *(name.replace("_", " ") for name in MEMORY)), [(row.number, *(_pair(row, name) for name in MEMORY)) for row in rows], console)
     for row in rows:
         if row.reason:
             _say(f"{row.number} did not run: {row.reason}", console)
@@ -44,12 +44,12 @@ def report(rows: list[Row], verdict: list[Bar], record: dict, out: Path, console
     if ran:
         scatter(ran, out / "scatter.png")
         _say("", console)
-        _print(("step time as predicted by", "median |error|", "worst", "bias"), [(name, *(f"{said[k]:{sign}.1%}" for k, sign in (("median", ""), ("worst", "+"), ("bias", "+")))) for name, said in rivals(rows).items()], console)
+        table(("step time as predicted by", "median |error|", "worst", "bias"), [(name, *(f"{said[k]:{sign}.1%}" for k, sign in (("median", ""), ("worst", "+"), ("bias", "+")))) for name, said in rivals(rows).items()], console)
     _say("", console)
-    _print(("bar", "found", "has to be", ""), [(bar.name, shown(bar), bar.rule, {True: "holds", False: "MISSED", None: "n/a"}[bar.holds]) for bar in verdict], console)
+    table(("bar", "found", "has to be", ""), [(bar.name, shown(bar), bar.rule, {True: "holds", False: "MISSED", None: "n/a"}[bar.holds]) for bar in verdict], console)
     if any(bar.holds is False for bar in verdict) and ran:
         _say("\nWhere errors come from: predicted - measured time of all spans of a kind, in points of its step, mean over configurations", console)
-        _print(("kind", "stream", "points"), [(kind, stream, f"{share * 100:+.2f}") for (kind, stream), share in list(sources(rows).items())[:SOURCES]], console)
+        table(("kind", "stream", "points"), [(kind, stream, f"{share * 100:+.2f}") for (kind, stream), share in list(sources(rows).items())[:SOURCES]], console)
     _say(f"\nRows in {out}/rows.csv, provenance in {out}/validate.json, picture in {out}/scatter.png. Signed errors: predicted / measured - 1; of shares, the difference.", console)
 
 
@@ -88,8 +88,13 @@ def rivals(rows: list[Row]) -> dict[str, dict[str, float]]:
     for column in PREDICTORS:
         errors = [getattr(row, column) / row.measured_s - 1 for row in rows if not row.reason]
         if errors:
-            found[NAMES[column]] = {"median": float(np.median(np.abs(errors))), "worst": max(errors, key=abs), "bias": float(np.mean(errors))}
+            found[NAMES[column]] = three(errors)
     return found
+
+
+def three(errors: list[float]) -> dict[str, float]:
+    """What is said of signed errors."""
+    return {"median": float(np.median(np.abs(errors))), "worst": max(errors, key=abs), "bias": float(np.mean(errors))}
 
 
 def sources(rows: list[Row]) -> dict[tuple[str, str], float]:
@@ -127,15 +132,16 @@ def scatter(rows: list[Row], path: Path) -> None:
     part.replace(path)
 
 
-def _print(columns: tuple[str, ...], lines: list[tuple], console: Console) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def table(columns: tuple[str, ...], lines: list[tuple], console: Console) -> None:
+    """Lines in columns, whatever the width of the terminal."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for k, name in enumerate(columns):
         cells = [str(line[k]) for line in lines]
         numeric = all(cell == "" or cell.lstrip("+-")[:1].isdigit() for cell in cells)
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
+        made.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for line in lines:
-        table.add_row(*map(str, line))
-    for line in console.render_lines(table, console.options.update(width=WIDE), pad=False):
+        made.add_row(*map(str, line))
+    for line in console.render_lines(made, console.options.update(width=WIDE), pad=False):
         _say("".join(segment.text for segment in line).rstrip(), console)
 
 

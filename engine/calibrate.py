@@ -168,7 +168,7 @@ def profile(
         numbers["blas_bytes"] = {"value": int(np.median(blas)), "source": source}
     if kernel := next((run.kernel for run in runs if run.kernel), ""):
         numbers["kernel"] = {"value": kernel, "source": source}
-    numbers["head_dim"] = {"value": model.head_dim, "source": "measured: the model of the calibration"}
+    numbers |= {name: {"value": value, "source": "measured: the model of the calibration"} for name, value in (("model", model.name), ("head_dim", model.head_dim))}
     here = world().local_size if started() else P
     numbers["dtype"] = {"value": dtype, "source": source}
     numbers["hbm_GBps"]["source"] = "assumed: used only for ops that no calibration run touched"

@@ -294,7 +294,9 @@ def validate(
     if by is not None and plan is not None:
         raise UserError("--plan draws a grid and --by judges one that was measured; give one of them")
     if by is not None:
-        computer = machines.machine(by).override(**sizes)
+        if unused := [f"--{name}" for name, value in (("seed", seed or None), ("count", count), ("budget", budget), ("gpus", gpus), ("hbm", hbm), ("host", host)) if value is not None]:
+            raise UserError(f"--by draws nothing, its rows are those of --out; leave out {' '.join(unused)}")
+        computer = machines.machine(by)
         from experiments.validate.by import by as told
 
         told(computer, out or Path("results/validate"))

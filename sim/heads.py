@@ -53,22 +53,28 @@ def said(machine: Machine, head_dim: int) -> str:
         return ""
     if not (found := other(machine, head_dim)):
         return f"attention: measured at head_dim {base}, taken for {head_dim}; {'most kernels are slower there' if head_dim < base else 'kernels may be faster or slower there'}"
-    alone = f", {found.unmeasured[0]} as the other direction, as it was not measured" if found.unmeasured else ""
-    return f"attention: measured at head_dim {base}; at {head_dim} a FLOP takes {found.slower[0]:.2f} times as long forward and {found.slower[1]:.2f} backward by microbenchmarks of {found.kernel}{alone}"
+    times = ", ".join(f"{slower:.2f} times as long {way}" + " (not measured, taken as the other way)" * (way in found.unmeasured) for way, slower in zip(WAYS, found.slower))
+    return f"attention: measured at head_dim {base}; at {head_dim}, by microbenchmarks of {found.kernel}, a FLOP takes {times}"
 
 
 def _fastest(machine: Machine, way: str, kernel: str, base: int, head_dim: int) -> tuple[float, str] | None:
     """(times as slow, kernel) of the fastest at a head_dim, beside `kernel` at the curves'."""
-    here, there = _cycles(machine, way, base).get(kernel, {}), _cycles(machine, way, head_dim)
-    ratios = {name: [cycles / here[alike] for alike, cycles in told.items() if alike in here] for name, told in there.items()}
+    here, there = _measured(machine, way, base).get(kernel, {}), _measured(machine, way, head_dim)
+    ratios = {name: [_slower(point, here[alike]) for alike, point in told.items() if alike in here] for name, told in there.items()}
     return min(((median(all_), name) for name, all_ in ratios.items() if all_), default=None)
 
 
-def _cycles(machine: Machine, way: str, head_dim: int) -> dict[str, dict[tuple, float]]:
-    """Kernel -> what points have in common -> clock cycles (ns, where no clock was read) a GFLOP."""
-    found: dict[str, dict[tuple, float]] = defaultdict(dict)
+def _measured(machine: Machine, way: str, head_dim: int) -> dict[str, dict[tuple, dict]]:
+    """Kernel -> what points have in common -> the point."""
+    found: dict[str, dict[tuple, dict]] = defaultdict(dict)
     for point in machine.points:
         args = point.get("args", {})
         if point["name"] == f"attention {way}" and args.get("head_dim") == head_dim and point.get("ns") and point.get("GFLOPs"):
-            found[args.get("kernel")][tuple(args.get(name) for name in ALIKE)] = point["ns"] * (point.get("clock_MHz") or 1) / point["GFLOPs"]
+            found[args["kernel"]][tuple(args.get(name) for name in ALIKE)] = point
     return found
+
+
+def _slower(point: dict, base: dict) -> float:
+    """How many times as long a FLOP takes: in clock cycles, or in ns where a clock was not read."""
+    clocks = point.get("clock_MHz"), base.get("clock_MHz")
+    return point["ns"] / point["GFLOPs"] / (base["ns"] / base["GFLOPs"]) * (clocks[0] / clocks[1] if all(clocks) else 1)

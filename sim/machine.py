@@ -60,7 +60,7 @@ _CARDS = {
 }
 """GPU, as its driver names it -> its machine."""
 
-NAMED = {"kernel": "torch flash (FA2)", "dtype": "bf16"}
+NAMED = {"kernel": "torch flash (FA2)", "dtype": "bf16", "model": "llama3-8b"}
 """What a calibration may name beside its numbers, and an example."""
 
 FORMAT = 2
@@ -120,6 +120,8 @@ class Machine:
         for point in self.points:
             if not isinstance(args := point.get("args", {}), dict) or not all(isinstance(value, (str, int, float)) for value in args.values()):
                 raise UserError(f"{self.where}: points.{point['name']} has args that are no names and values; try \"args\": {{\"bytes\": 4}}")
+            if point["name"].startswith("attention") and args.get("kernel") not in tuple(KERNELS):
+                raise unknown(f"kernel in {self.where}: points.{point['name']}", str(args.get("kernel")), KERNELS)
             for name in ("ns", "GFLOPs", "clock_MHz"):
                 if point.get(name) is not None:
                     _check(self.where, f"points.{point['name']}.{name}", point[name], "non-negative")
@@ -159,6 +161,11 @@ class Machine:
     def dtype(self) -> str:
         """dtype of the schedules that its cost curves were measured on; empty if none was."""
         return self.numbers.get("dtype", {}).get("value", "")
+
+    @property
+    def model(self) -> str:
+        """Name of the model that its cost curves were measured on; empty if none was."""
+        return self.numbers.get("model", {}).get("value", "")
 
     def source(self, name: str) -> str:
         """Where a number comes from."""
@@ -226,7 +233,7 @@ def load(path: str | Path) -> Machine:
     if not isinstance(data, dict) or not isinstance(data.get("numbers"), dict):
         raise UserError(f"{path}: \"numbers\" is missing; a machine has name, kind and numbers, copy a preset")
     if data.get("fits") and data.get("format") != FORMAT:
-        raise UserError(f"{path}: its cost curves are of format {data.get('format', 1)}, as another version of fpdt wrote them, and this one reads {FORMAT}; calibrate again, it takes minutes")
+        raise UserError(f"{path}: its cost curves are of format {data.get('format', 1)!r}, as another version of fpdt wrote them, and this one reads {FORMAT}; calibrate again, it takes minutes")
     return Machine(str(data.get("name", path.stem)), str(data.get("kind")), data["numbers"], data.get("fits", {}), data.get("slowdown", {}), data.get("points", []), path.name)
 
 

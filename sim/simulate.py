@@ -343,6 +343,8 @@ def _assumptions(machine: Machine, schedule: Schedule, world: _World) -> list[st
         notes += [f"contention of {streams}: never measured together, priced like its slowest measured part" for streams in world.pool.table.unmeasured()]
     if machine.dtype not in ("", schedule.dtype):
         notes.append(f"cost curves: measured in {machine.dtype}, taken for {schedule.dtype}")
+    if machine.model not in ("", schedule.model.name):
+        notes.append(f"cost curves: measured on {machine.model}, taken for {schedule.model.name} by FLOPs and bytes")
     if said := heads.said(machine, schedule.model.head_dim):
         notes.append(said)
     if schedule.P > machine["gpus_per_node"]:

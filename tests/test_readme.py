@@ -1,17 +1,22 @@
 """README: each fpdt command in a bash block runs, and prints what the text block below it shows ("..." stands for anything)."""
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
 from experiments import cli
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+MEASURED = "results/bars/h200/validate"
+"""A folder that a command reads."""
 BLOCKS = re.findall(r"```bash\n(.*?)```(?:\n```text\n(.*?)```)?", README, re.DOTALL)
 
 
 def test_commands(tmp_path, monkeypatch, capsys):
+    shutil.copytree(ROOT / MEASURED, tmp_path / MEASURED)
     monkeypatch.chdir(tmp_path)
     for commands, shown in BLOCKS:
         for command in commands.splitlines():
@@ -33,7 +38,7 @@ def test_schedule_excerpt(capsys):
 
 def test_files_named_in_the_reading_order_exist():
     for name in re.findall(r"`((?:sim|engine|experiments|notebooks|docs)/[\w/.]*)`", README):
-        assert (Path(__file__).parents[1] / name).exists(), name
+        assert (ROOT / name).exists(), name
 
 
 def matches(shown: str, out: str) -> bool:

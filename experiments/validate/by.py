@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.validate import bars, report, rows
-from experiments.validate.case import Case
+from experiments.validate.record import earlier, recorded
 from experiments.validate.rows import Row
 from sim.errors import UserError
 from sim.machine import Machine
@@ -20,23 +20,28 @@ ALL = "all"
 
 def by(machine: Machine, out: Path, console: Console | None = None) -> dict[str, list[Row]]:
     """Model, or ALL -> the rows of a folder with this machine's step times for predictions; printed. Raises UserError where it has no rows."""
-    cases = {case.number: case for case in rows.load(out / "grid.csv", Case)}
-    done = rows.load(out / "rows.csv", Row)
-    rows.check(out / "rows.csv", done, list(cases.values()))
-    if other := next((case.device for case in cases.values() if case.device != machine.kind), None):
-        raise UserError(f"{out} was measured on {other}, {machine.name} is a machine of kind {machine.kind}; give --by one of kind {other} (fpdt machines)")
-    told = [replace(row, predicted_s=predicted(cases[row.number], machine)) for row in done if not row.reason]
-    if not told:
+    console, done = console or Console(), rows.load(out / "rows.csv", Row)
+    if not any(not row.reason for row in done):
         raise UserError(f"{out} has no configuration that was measured; name the folder of a run of fpdt validate with --out")
+    asked = recorded(out)
+    if asked.device != machine.kind:
+        raise UserError(f"{out} was measured on {asked.device}, {machine.name} is a machine of kind {machine.kind}; give --by one of kind {asked.device} (fpdt machines)")
+    cases = asked.drawn(out)
+    rows.check(out / "rows.csv", done, cases)
+    told, assumed = [], {}
+    for row in (row for row in done if not row.reason):
+        timeline = simulate(cases[row.number].schedule(), cases[row.number].strategy, machine)
+        told.append(replace(row, predicted_s=times(timeline)["step_s"]))
+        assumed |= dict.fromkeys(note for note in timeline.meta["assumptions"] if not note.startswith("clock:"))
+    sessions = earlier(out / "validate.json")["sessions"]
+    report.say(f"{out}, measured on {'; '.join(str(sessions.get(name, {}).get('provenance', 'an unknown machine')) for name in sorted({row.profile for row in told}))}", console)
     found = {ALL: told} | {name: [row for row in told if row.model == name] for name in sorted({row.model for row in told})}
     lines = [(name, len(mine), *_said(mine)) for name, mine in found.items()]
-    report.table((f"step time by {machine.name}", "configurations", "median |error|", "worst", "bias", "ordered right", "regret, worst"), lines, console or Console())
+    report.table((f"step time by {machine.name}", "configurations", "median |error|", "worst", "bias", "ordered right", "regret, worst"), lines, console)
+    report.say("Assumed:", console)
+    for note in assumed:
+        report.say(f"- {note}", console)
     return found
-
-
-def predicted(case: Case, machine: Machine) -> float:
-    """Seconds of a step."""
-    return times(simulate(case.schedule(), case.strategy, machine))["step_s"]
 
 
 def _said(rows: list[Row]) -> tuple[str, ...]:

@@ -55,16 +55,16 @@ class Record:
         drawn = (out / "grid.csv").exists()
         if drawn and not self.path.exists():
             raise UserError(f"{out} holds a grid without its validate.json; put that back, or name another folder with --out")
-        earlier = _earlier(self.path) if self.path.exists() else {"inputs": inputs, "sessions": {}}
-        differ = {name: earlier["inputs"].get(name) for name in inputs if earlier["inputs"].get(name) != json.loads(json.dumps(inputs[name]))}
-        begun = drawn or earlier["sessions"]  # a plan that was killed has neither
+        before = earlier(self.path) if self.path.exists() else {"inputs": inputs, "sessions": {}}
+        differ = {name: before["inputs"].get(name) for name in inputs if before["inputs"].get(name) != json.loads(json.dumps(inputs[name]))}
+        begun = drawn or before["sessions"]  # a plan that was killed has neither
         if begun and "device" in differ:
             raise UserError(f"{out} holds a grid for {differ['device']}, this is {inputs['device']}; name another folder with --out")
         if begun and differ:
             asked = " ".join(_option(name, value) for name, value in differ.items() if name in OPTIONS)
             raise UserError(f"{out} holds a run {f'with {asked}' if asked else 'of another grid'}; give the same options, or another folder with --out")
-        kept = {"drawn": earlier["drawn"]} if drawn and "drawn" in earlier else {}
-        self.data = {"inputs": inputs, "command": command, "sessions": earlier["sessions"], **kept}
+        kept = {"drawn": before["drawn"]} if drawn and "drawn" in before else {}
+        self.data = {"inputs": inputs, "command": command, "sessions": before["sessions"], **kept}
         self.session = ""
 
     def begin(self) -> Path:
@@ -88,11 +88,20 @@ class Record:
 
 def recorded_gpus(out: Path) -> int | None:
     """The most ranks that a folder's grid was drawn for; None where there is no grid."""
-    ranks = _earlier(out / "validate.json")["inputs"].get("ranks") if (out / "grid.csv").exists() and (out / "validate.json").exists() else None
+    ranks = earlier(out / "validate.json")["inputs"].get("ranks") if (out / "grid.csv").exists() and (out / "validate.json").exists() else None
     return max((P for P in ranks if P in RANKS), default=None) if isinstance(ranks, list) else None
 
 
-def _earlier(path: Path) -> dict:
+def recorded(out: Path) -> Asked:
+    """What a folder's grid was drawn for. Raises UserError where nothing says so."""
+    inputs, gpus = earlier(out / "validate.json")["inputs"], recorded_gpus(out)
+    device, count = inputs.get("device"), inputs.get("count")
+    if device not in tuple(SPACES) or type(count) is not int or gpus is None:
+        raise UserError(f"{out / 'validate.json'} does not say which grid was drawn; put it back as it was, or name another folder with --out")
+    return Asked(device, 0, count, None, gpus, {})
+
+
+def earlier(path: Path) -> dict:
     """What a record says. Raises UserError where it is none."""
     try:
         said = json.loads(path.read_text())

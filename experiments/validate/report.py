@@ -27,7 +27,7 @@ def listing(cases: list[Case], console: Console, seconds: list[float] | None = N
     lines = [(case.number, case.group, *_of(case), *((f"{seconds[k]:.0f}",) if seconds else ())) for k, case in enumerate(cases)]
     table(("", "group", *WHAT, *extra), lines, console)
     vocab = {case.vocab for case in cases}
-    _say(f"{len(cases)} configurations in {len({case.group for case in cases})} groups (same model, layers, S and P), vocabulary {', '.join(map(str, vocab))}, {cases[0].dtype}"
+    say(f"{len(cases)} configurations in {len({case.group for case in cases})} groups (same model, layers, S and P), vocabulary {', '.join(map(str, vocab))}, {cases[0].dtype}"
          + (f"; {sum(seconds) / 60:.1f} min as predicted, calibration apart" if seconds else ""), console)
 
 
@@ -35,22 +35,22 @@ def report(rows: list[Row], verdict: list[Bar], record: dict, out: Path, console
     """Everything, and scatter.png."""
     rows = sorted(rows, key=lambda row: row.number)
     table(("", "group", *WHAT, "predicted s", "measured s", "its spread", "error", "hidden", "measured", "ws+states", "reserved"), [(row.number, row.group, *_of(row), *_results(row)) for row in rows], console)
-    _say("\nMemory of a rank, GiB, predicted | measured", console)
+    say("\nMemory of a rank, GiB, predicted | measured", console)
     table(("", *(name.replace("_", " ") for name in MEMORY)), [(row.number, *(_pair(row, name) for name in MEMORY)) for row in rows], console)
     for row in rows:
         if row.reason:
-            _say(f"{row.number} did not run: {row.reason}", console)
+            say(f"{row.number} did not run: {row.reason}", console)
     ran = [row for row in rows if not row.reason]
     if ran:
         scatter(ran, out / "scatter.png")
-        _say("", console)
+        say("", console)
         table(("step time as predicted by", "median |error|", "worst", "bias"), [(name, *(f"{said[k]:{sign}.1%}" for k, sign in (("median", ""), ("worst", "+"), ("bias", "+")))) for name, said in rivals(rows).items()], console)
-    _say("", console)
+    say("", console)
     table(("bar", "found", "has to be", ""), [(bar.name, shown(bar), bar.rule, {True: "holds", False: "MISSED", None: "n/a"}[bar.holds]) for bar in verdict], console)
     if any(bar.holds is False for bar in verdict) and ran:
-        _say("\nWhere errors come from: predicted - measured time of all spans of a kind, in points of its step, mean over configurations", console)
+        say("\nWhere errors come from: predicted - measured time of all spans of a kind, in points of its step, mean over configurations", console)
         table(("kind", "stream", "points"), [(kind, stream, f"{share * 100:+.2f}") for (kind, stream), share in list(sources(rows).items())[:SOURCES]], console)
-    _say(f"\nRows in {out}/rows.csv, provenance in {out}/validate.json, picture in {out}/scatter.png. Signed errors: predicted / measured - 1; of shares, the difference.", console)
+    say(f"\nRows in {out}/rows.csv, provenance in {out}/validate.json, picture in {out}/scatter.png. Signed errors: predicted / measured - 1; of shares, the difference.", console)
 
 
 WHAT = ("model", "layers", "P", "S", "C", "order", "save", "kept in", "slots")
@@ -142,8 +142,9 @@ def table(columns: tuple[str, ...], lines: list[tuple], console: Console) -> Non
     for line in lines:
         made.add_row(*map(str, line))
     for line in console.render_lines(made, console.options.update(width=WIDE), pad=False):
-        _say("".join(segment.text for segment in line).rstrip(), console)
+        say("".join(segment.text for segment in line).rstrip(), console)
 
 
-def _say(line: str, console: Console) -> None:
+def say(line: str, console: Console) -> None:
+    """A line as it is, however wide."""
     console.print(line, highlight=False, markup=False, soft_wrap=True)

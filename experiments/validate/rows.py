@@ -5,12 +5,14 @@ import csv
 import io
 import json
 import typing
+from collections import Counter
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from experiments.validate.case import Case
 from sim.errors import UserError
 from sim.files import write
+from sim.machine import MOST
 
 Bytes = typing.Optional[int]
 Seconds = typing.Optional[float]
@@ -104,10 +106,10 @@ def save(path: Path, rows: list) -> None:
 
 def load(path: Path, kind: type) -> list:
     """Rows of a dataclass; none where there is no file. Raises UserError where it holds something else."""
-    if not path.exists():
-        return []
     types = typing.get_type_hints(kind)
     try:
+        if not path.exists():
+            return []
         with open(path, newline="") as sheet:
             lines = csv.DictReader(sheet)
             if lines.fieldnames is not None and not set(lines.fieldnames) <= set(types):
@@ -120,11 +122,17 @@ def load(path: Path, kind: type) -> list:
 def check(path: Path, done: list[Row], cases: list[Case]) -> None:
     """Raises UserError unless each row is of its grid, measured or failed."""
     given = {case.number: of(case) for case in cases}
+    if twice := [number for number, times in Counter(row.number for row in done).items() if times > 1]:
+        raise UserError(f"{path}: row {twice[0]} stands there twice; remove one, or name another folder with --out")
     for row in done:
         if given.get(row.number) != {name: getattr(row, name) for name in of(row)}:
             raise UserError(f"{path}: row {row.number} is not the grid's; put both files back as they were, or name another folder with --out")
-        if not row.reason and (None in (getattr(row, name) for name in NEEDED) or any(not isinstance(kind, list) or len(kind) != 4 for kind in row.kinds)):
+        if not row.reason and not (all(map(_time, (getattr(row, name) for name in NEEDED))) and isinstance(row.kinds, list) and all(isinstance(kind, list) and len(kind) == 4 for kind in row.kinds)):
             raise UserError(f"{path}: row {row.number} has neither a whole measurement nor a reason; remove it, and it is measured anew")
+
+
+def _time(seconds: float | None) -> bool:
+    return seconds is not None and MOST > seconds > 1 / MOST
 
 
 def _cell(value) -> str:

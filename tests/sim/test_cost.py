@@ -80,6 +80,8 @@ def test_the_host_pays_for_each_sub_chunk():
     found = issue_ns(told, schedule)
     assert [found[id] for id in ("fwd.ffn[0]", "fwd.ffn[1]", "loss.ce[0]", "loss.ce[1]", "fwd.proj[0]", "fwd.qkv[0]")] == [31, 20, 400, 200, 7, 1]
     assert set(issue_ns(PLAIN, schedule).values()) == {1}
+    shared = build(model("demo"), Strategy(sp=2, chunk=6, ffn_sub=4), 6, "fp32")  # three tokens a rank
+    assert issue_ns(told, shared)["fwd.ffn[0]"] == 31
 
 
 @pytest.mark.parametrize("seq, P", [(16_384, 1), (10_000, 2), (9_000, 4)])

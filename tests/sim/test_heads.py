@@ -15,10 +15,10 @@ from sim.simulate import simulate
 from sim.strategy import Strategy
 
 
-def point(way: str, kernel: str, head_dim: int, ns: float | None, clock_MHz: float | None = 1000, **args) -> dict:
-    """1 GFLOP of 8192 tokens on 32 heads."""
+def point(way: str, kernel: str, head_dim: int, ns: float | None, clock_MHz: float | None = 1000, GFLOPs: float = 1.0, **args) -> dict:
+    """Of 8192 tokens on 32 heads."""
     alike = {"causal": False, "q": 8192, "kv": 8192, "heads": 32, "kv_heads": 32} | args
-    return {"name": f"attention {way}", "args": {"kernel": kernel, "head_dim": head_dim} | alike, "GFLOPs": 1.0, "ns": ns, "clock_MHz": clock_MHz}
+    return {"name": f"attention {way}", "args": {"kernel": kernel, "head_dim": head_dim} | alike, "GFLOPs": GFLOPs, "ns": ns, "clock_MHz": clock_MHz}
 
 
 def measured(*points: dict, kernel: str = "flash-attn-4", head_dim: int = 128) -> Machine:
@@ -44,6 +44,24 @@ def test_clocks_are_brought_together():
     assert heads.other(measured(*(p | {"clock_MHz": None} for p in points), kernel="cuDNN"), 80).slower[0] == 1.5
 
 
+def test_a_clock_that_one_point_lacks_counts_for_neither():
+    points = (point("forward", "cuDNN", 128, 100, 1500), point("forward", "cuDNN", 80, 150, None))
+    assert heads.other(measured(*points, kernel="cuDNN"), 80).slower[0] == 1.5
+
+
+def test_it_is_a_flop_s_time():
+    points = (point("forward", "cuDNN", 128, 100, GFLOPs=2), point("forward", "cuDNN", 80, 150, GFLOPs=1))
+    assert heads.other(measured(*points, kernel="cuDNN"), 80).slower[0] == 3
+
+
+@pytest.mark.parametrize("differs", heads.ALIKE)
+def test_points_that_differ_in_anything_else_are_not_compared(differs):
+    right = (point("forward", "cuDNN", 128, 100), point("forward", "cuDNN", 80, 150))
+    wrong = (point("forward", "cuDNN", 128, 1, **{differs: 7}), point("forward", "cuDNN", 80, 1, **{differs: 8}))
+    for points in ((*right, *wrong), (*wrong, *right)):
+        assert heads.other(measured(*points, kernel="cuDNN"), 80).slower[0] == 1.5
+
+
 def test_only_points_alike_are_compared_and_the_median_of_them_counts():
     pairs = [(point("forward", "cuDNN", 128, 100, q=q), point("forward", "cuDNN", 80, ns, q=q)) for q, ns in ((1, 110), (2, 130), (3, 300))]
     alone = point("forward", "cuDNN", 80, 900, heads=16), point("forward", "cuDNN", 128, 1, causal=True)
@@ -54,11 +72,11 @@ def test_a_direction_that_was_not_measured_is_as_the_other():
     found = heads.other(measured(*FORWARD, point("backward", "cuDNN", 80, None)), 80)
     assert found == heads.Other((1.5, 1.5), "cuDNN", ("backward",))
     assert heads.said(measured(*FORWARD), 80) == (
-        "attention: measured at head_dim 128; at 80 a FLOP takes 1.50 times as long forward and 1.50 backward by microbenchmarks of cuDNN, "
-        "backward as the other direction, as it was not measured")
+        "attention: measured at head_dim 128; at 80, by microbenchmarks of cuDNN, a FLOP takes 1.50 times as long forward, "
+        "1.50 times as long backward (not measured, taken as the other way)")
     assert heads.said(measured(*FORWARD, *BACKWARD), 80) == (
-        "attention: measured at head_dim 128; at 80 a FLOP takes 1.50 times as long forward and 2.50 backward by microbenchmarks of "
-        "cuDNN forward, torch flash (FA2) backward")
+        "attention: measured at head_dim 128; at 80, by microbenchmarks of cuDNN forward, torch flash (FA2) backward, a FLOP takes 1.50 times as long forward, "
+        "2.50 times as long backward")
 
 
 @pytest.mark.parametrize("points, head_dim", ((FORWARD, 128), (FORWARD, 96), ((), 80), (FORWARD[1:], 80)))

@@ -307,6 +307,13 @@ def test_attention_of_another_head_dim_is_an_assumption():
         assert (said in simulate(build(model(name, layers=1), strategy, 4096), strategy, m).meta["assumptions"]) == expected
 
 
+def test_curves_of_another_model_are_an_assumption():
+    known, strategy = machine("h200-1gpu"), Strategy(chunk=1024)
+    said = "cost curves: measured on llama3-8b, taken for gpt-13b by FLOPs and bytes"
+    for name in ("gpt-13b", "llama3-8b"):
+        assert (said in simulate(build(model(name, layers=1), strategy, 4096, "bf16"), strategy, known).meta["assumptions"]) == (name == "gpt-13b")
+
+
 def test_curves_of_another_dtype_are_an_assumption():
     schedule, strategy = build(model("demo"), Strategy(chunk=1024), 4096, "bf16"), Strategy(chunk=1024)
     known = machine("a100-80g-sxm")

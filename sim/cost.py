@@ -55,7 +55,10 @@ def attention_slower(machine: Machine, schedule: Schedule) -> dict[str, float]:
 def issue_ns(machine: Machine, schedule: Schedule) -> dict[str, int]:
     """Op id -> what the host pays to issue it, in ns: so much for each sub-chunk."""
     known, else_ns = {k: fit["issue_ns"] for k, fit in machine.fits.items() if "issue_ns" in fit}, round(machine["launch_ns"])
-    return {op.id: round(known[k] * sub_chunks(op, schedule)) if (k := key(op)) in known else else_ns for region in schedule.regions.values() for op in region.ops}
+    ops = [op for region in schedule.regions.values() for op in region.ops]
+    if not known:
+        return {op.id: else_ns for op in ops}
+    return {op.id: round(known[k] * sub_chunks(op, schedule)) if (k := key(op)) in known else else_ns for op in ops}
 
 
 def features(work: Work) -> tuple[float, float]:

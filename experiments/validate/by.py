@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.validate import bars, report, rows
-from experiments.validate.record import earlier, recorded
+from experiments.validate.record import recorded
 from experiments.validate.rows import Row
 from sim.errors import UserError
 from sim.machine import Machine
@@ -23,7 +23,7 @@ def by(machine: Machine, out: Path, console: Console | None = None) -> dict[str,
     console, done = console or Console(), rows.load(out / "rows.csv", Row)
     if not any(not row.reason for row in done):
         raise UserError(f"{out} has no configuration that was measured; name the folder of a run of fpdt validate with --out")
-    asked = recorded(out)
+    asked, sessions = recorded(out)
     if asked.device != machine.kind:
         raise UserError(f"{out} was measured on {asked.device}, {machine.name} is a machine of kind {machine.kind}; give --by one of kind {asked.device} (fpdt machines)")
     cases = asked.drawn(out)
@@ -33,7 +33,6 @@ def by(machine: Machine, out: Path, console: Console | None = None) -> dict[str,
         timeline = simulate(cases[row.number].schedule(), cases[row.number].strategy, machine)
         told.append(replace(row, predicted_s=times(timeline)["step_s"]))
         assumed |= dict.fromkeys(note for note in timeline.meta["assumptions"] if not note.startswith("clock:"))
-    sessions = earlier(out / "validate.json")["sessions"]
     report.say(f"{out}, measured on {'; '.join(str(sessions.get(name, {}).get('provenance', 'an unknown machine')) for name in sorted({row.profile for row in told}))}", console)
     found = {ALL: told} | {name: [row for row in told if row.model == name] for name in sorted({row.model for row in told})}
     lines = [(name, len(mine), *_said(mine)) for name, mine in found.items()]
@@ -45,6 +44,5 @@ def by(machine: Machine, out: Path, console: Console | None = None) -> dict[str,
 
 
 def _said(rows: list[Row]) -> tuple[str, ...]:
-    three = report.three([row.error for row in rows])
     right, most = bars.ordered(rows), max(bars.regrets(rows).values(), default=None)
-    return f"{three['median']:.1%}", f"{three['worst']:+.1%}", f"{three['bias']:+.1%}", *("n/a" if share is None else f"{share:.1%}" for share in (right, most))
+    return *report.shares(report.summary([row.error for row in rows])), *("n/a" if share is None else f"{share:.1%}" for share in (right, most))

@@ -88,17 +88,21 @@ class Record:
 
 def recorded_gpus(out: Path) -> int | None:
     """The most ranks that a folder's grid was drawn for; None where there is no grid."""
-    ranks = earlier(out / "validate.json")["inputs"].get("ranks") if (out / "grid.csv").exists() and (out / "validate.json").exists() else None
-    return max((P for P in ranks if P in RANKS), default=None) if isinstance(ranks, list) else None
+    return _gpus_of(earlier(out / "validate.json")["inputs"]) if (out / "grid.csv").exists() and (out / "validate.json").exists() else None
 
 
-def recorded(out: Path) -> Asked:
-    """What a folder's grid was drawn for. Raises UserError where nothing says so."""
-    inputs, gpus = earlier(out / "validate.json")["inputs"], recorded_gpus(out)
-    device, count = inputs.get("device"), inputs.get("count")
+def recorded(out: Path) -> tuple[Asked, dict[str, dict]]:
+    """What a folder's grid was drawn for, and its sessions by name. Raises UserError where nothing says so."""
+    said = earlier(out / "validate.json")
+    device, count, gpus = said["inputs"].get("device"), said["inputs"].get("count"), _gpus_of(said["inputs"])
     if device not in tuple(SPACES) or type(count) is not int or gpus is None:
         raise UserError(f"{out / 'validate.json'} does not say which grid was drawn; put it back as it was, or name another folder with --out")
-    return Asked(device, 0, count, None, gpus, {})
+    return Asked(device, 0, count, None, gpus, {}), said["sessions"]
+
+
+def _gpus_of(inputs: dict) -> int | None:
+    ranks = inputs.get("ranks")
+    return max((P for P in ranks if P in RANKS), default=None) if isinstance(ranks, list) else None
 
 
 def earlier(path: Path) -> dict:

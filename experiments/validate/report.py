@@ -44,7 +44,7 @@ def report(rows: list[Row], verdict: list[Bar], record: dict, out: Path, console
     if ran:
         scatter(ran, out / "scatter.png")
         say("", console)
-        table(("step time as predicted by", "median |error|", "worst", "bias"), [(name, *(f"{said[k]:{sign}.1%}" for k, sign in (("median", ""), ("worst", "+"), ("bias", "+")))) for name, said in rivals(rows).items()], console)
+        table(("step time as predicted by", "median |error|", "worst", "bias"), [(name, *shares(said)) for name, said in rivals(rows).items()], console)
     say("", console)
     table(("bar", "found", "has to be", ""), [(bar.name, shown(bar), bar.rule, {True: "holds", False: "MISSED", None: "n/a"}[bar.holds]) for bar in verdict], console)
     if any(bar.holds is False for bar in verdict) and ran:
@@ -88,13 +88,18 @@ def rivals(rows: list[Row]) -> dict[str, dict[str, float]]:
     for column in PREDICTORS:
         errors = [getattr(row, column) / row.measured_s - 1 for row in rows if not row.reason]
         if errors:
-            found[NAMES[column]] = three(errors)
+            found[NAMES[column]] = summary(errors)
     return found
 
 
-def three(errors: list[float]) -> dict[str, float]:
-    """What is said of signed errors."""
+def summary(errors: list[float]) -> dict[str, float]:
+    """Of signed errors."""
     return {"median": float(np.median(np.abs(errors))), "worst": max(errors, key=abs), "bias": float(np.mean(errors))}
+
+
+def shares(said: dict[str, float]) -> tuple[str, ...]:
+    """A summary's cells."""
+    return tuple(f"{said[k]:{sign}.1%}" for k, sign in (("median", ""), ("worst", "+"), ("bias", "+")))
 
 
 def sources(rows: list[Row]) -> dict[tuple[str, str], float]:
